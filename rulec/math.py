@@ -24,9 +24,9 @@ __all__ = [
     "abs", "atan", "atan2", "axis", "block", "cbrt", "cholesky", "clip", "concat", "cond", "cos", "count_nonzero",
     "diag", "dim", "eigh", "erf", "exp", "expm1", "eye", "floor", "hypot", "index", "inverse_root", "isfinite", "log",
     "log1p", "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean", "median", "min", "minimum",
-    "newton_schulz", "norm", "normal", "qr", "rms", "round", "rsqrt", "sigmoid", "sign", "sin", "singular_vectors",
-    "softmax", "softplus", "solve", "sqrt", "std", "sum", "tanh", "topk", "transpose", "tril", "triu", "uniform",
-    "variance", "where",
+    "newton_schulz", "norm", "normal", "qr", "quantile", "rms", "round", "rsqrt", "sigmoid", "sign", "sin",
+    "singular_vectors", "softmax", "softplus", "solve", "sqrt", "std", "sum", "tanh", "topk", "transpose", "tril",
+    "triu", "uniform", "variance", "where",
 ]  # fmt: skip
 
 #: The axes of an array that a reduction to each level removes; a vector is one row.
@@ -233,10 +233,13 @@ def cond(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] =
     return then() if np.all(condition) else otherwise()
 
 
-def median(a: Any, b: Any, c: Any) -> Any:
-    """The middle one of three values, elementwise; NaN where one of them is NaN."""
-    if any(isinstance(x, Value) for x in (a, b, c)):
-        return record("median", a, b, c)
+def median(a: Any, b: Any = None, c: Any = None, per: str | None = None) -> Any:
+    """The quantile 0.5 of one value, one left per `per`; or the middle one of three values, elementwise."""
+    values = [x for x in (a, b, c) if x is not None]
+    if any(isinstance(x, Value) for x in values):
+        return record("median", *values, **({} if per is None else {"per": per}))
+    if len(values) == 1:
+        return quantile(a, 0.5, per or "tensor")
     return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
 
 
@@ -321,6 +324,22 @@ def softmax(x: Any, per: str | Level = "tensor") -> Any:
         return record("softmax", x, per=per)
     grown = np.exp(x - max(x, per))
     return grown / sum(grown, per)
+
+
+def quantile(x: Any, q: Any, per: str = "tensor", interpolation: str = "linear") -> Any:
+    """The value with a share `q` of the elements below it, one left per `per`: "row", "col", "matrix" or "tensor"."""
+    if isinstance(x, Value) or isinstance(q, Value):
+        return record("quantile", x, q, per=per, interpolation=interpolation)
+    FUNCTIONS["quantile"](as_node(0), q, per=per, interpolation=interpolation)
+
+    def compute(x: Any, axis: tuple[int, ...] | None, keepdims: bool) -> Any:
+        removed = [*range(x.ndim)] if axis is None else [a % x.ndim for a in axis]
+        kept = [a for a in range(x.ndim) if a not in removed]
+        lines = np.transpose(x, kept + removed).reshape(1, -1, int(np.prod([x.shape[a] for a in removed])))
+        result = _matrix(Op.QUANTILE, lines, q, per="row", interpolation=interpolation)
+        return result.reshape([1 if a in removed else n for a, n in enumerate(x.shape)] if keepdims else ())[()]
+
+    return _reduce("quantile", compute, np.asarray(x), per)
 
 
 def matmul(a: Any, b: Any, per: str | Level = "matrix") -> Any:

@@ -133,6 +133,7 @@ def _reduced(op: Op, a: Bound) -> Bound:
 #: Operation -> the bound of its result: those of the records, and of matrices and random numbers.
 _FUNCTIONS: Mapping[Op, Callable[..., Bound]] = {
     **having("bounds"), Op.TRANSPOSE: lambda a: a, Op.UNIFORM: lambda *_: UNIT, Op.TOPK: lambda *_: UNIT,
+    Op.QUANTILE: lambda a, _: a,
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from rulec.analysis.regions import ABOVE, FRACTION, ONE, ZERO, Regions, RegionsOf
+from rulec.analysis.regions import ABOVE, ALL, FRACTION, ONE, SHARE, ZERO, Regions, RegionsOf
 from rulec.language.expr.arithmetic import NUMPY
 from rulec.language.expr.node import Kind, Node, Op, const, name, node, walk
 from rulec.language.expr.static import inside
@@ -132,6 +132,9 @@ class Fold:
     def either(self, left: Node, right: Node) -> Node | None:
         return _decided(left, right, decides=True)
 
+    def quantile(self, x: Node, q: Node) -> Node | None:
+        return x if x.op is Op.CONST and (self.regions.of(q) or ALL) <= SHARE else None
+
     def _positive(self, value: Node) -> bool:
         return self._holds(lambda regions: regions.is_positive(value), value)
 
@@ -190,4 +193,5 @@ def _between(left: Node, right: Node) -> Node | None:
 _IDENTITIES = {
     Op.ADD: Fold.add, Op.SUB: Fold.subtract, Op.MUL: Fold.multiply, Op.DIV: Fold.divide, Op.POW: Fold.power,
     Op.MINIMUM: Fold.least, Op.MAXIMUM: Fold.greatest, Op.AND: Fold.both, Op.OR: Fold.either, Op.MATMUL: Fold.multiply,
+    Op.QUANTILE: Fold.quantile,
 }  # fmt: skip

@@ -19,6 +19,8 @@ from rulec.language.hyper import Hyper
 NEGATIVE, ZERO, FRACTION, ONE, ABOVE = "-", "0", "f", "1", "+"
 ALL = frozenset("-0f1+")
 POSITIVE, NOT_NEGATIVE, TRUTH = frozenset("f1+"), frozenset("0f1+"), frozenset("01")
+#: From 0 to 1.
+SHARE = frozenset("0f1")
 _ORDER = "-0f1+"
 
 Regions = frozenset[str]
@@ -193,4 +195,5 @@ _BINARY: Mapping[Op, Callable[[Node, list[Regions]], Regions | None]] = {
     Op.FLOORDIV: lambda _, args: ALL if ZERO not in args[1] else None,
     Op.MATMUL: lambda _, args: ALL, Op.INVERSE_ROOT: lambda _, args: None,
     Op.SOLVE: lambda _, args: None, Op.CHOLESKY: lambda _, args: None, Op.TOPK: lambda *_: TRUTH,
+    Op.QUANTILE: lambda _, args: _reduced(Op.MEAN, args[0]) if args[1] <= SHARE else None,
 }  # fmt: skip

@@ -114,7 +114,7 @@ class Degrees:
             if settings(value).get("normalize") == UNDIVIDED:
                 return self._power(value, args)
             self.conditions[NORM_FLOOR] = None
-        if op in _SAME:
+        if op in _SAME or (op is Op.QUANTILE and args[1] == NONE):
             return args[0]
         if op in _UNSCALED or op in _DIRECTIONS:
             return NONE

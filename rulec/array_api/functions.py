@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from rulec.array_api import bits
+from rulec.array_api import bits, selection
 from rulec.language.expr.node import Op
 from rulec.language.expr.ops import having
 
@@ -52,6 +52,42 @@ class Functions:
     def largest(self, x: Any) -> Any:
         """The component of the largest size of each column `(batch, 1, cols)`; the first where there are several."""
         return self.xp.take_along_axis(x, self.xp.argmax(self.xp.abs(x), axis=-2, keepdims=True), axis=-2)
+
+    # Ranks
+
+    def word(self, x: Any) -> Any:
+        """The dtype of whole numbers of as many bits as the numbers of the array, float32 or float64."""
+        return self.xp.int64 if x.dtype == self.xp.float64 else self.xp.int32
+
+    def like(self, number: int, words: Any) -> Any:
+        """A whole number for arithmetic with an array of whole numbers."""
+        return self.xp.asarray(number, dtype=words.dtype)
+
+    def sort(self, words: Any) -> Any:
+        """Whole numbers in ascending order along the last axis."""
+        return self.xp.sort(words, axis=-1)
+
+    def along(self, x: Any, places: Any) -> Any:
+        """The elements at places along the last axis."""
+        return self.xp.take_along_axis(x, places, axis=-1)
+
+    def count(self, condition: Any) -> Any:
+        """The number of true elements along the last axis, which stays with an extent of 1."""
+        return self.xp.sum(condition, axis=-1, keepdims=True)
+
+    def least(self, words: Any) -> Any:
+        """The least whole number along the last axis, which stays with an extent of 1."""
+        return self.xp.min(words, axis=-1, keepdims=True)
+
+    def repeated(self, times: int, function: Callable[[Any], Any], start: Any) -> Any:
+        """A function of its own result, so many times. A compiler may make a loop of it."""
+        for _ in range(times):
+            start = function(start)
+        return start
+
+    def ranked(self, x: Any, low: Any, high: Any) -> tuple[Any, Any]:
+        """The elements of two ranks along the last axis, of which the second is the first or the one after it."""
+        return selection.ranked(self, x, low, high)
 
     # Numbers beside arrays
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from rulec.array_api.functions import Functions
 from rulec.array_api.newton_schulz import newton_schulz
+from rulec.array_api.selection import quantile
 from rulec.errors import TensorError
 from rulec.language.expr.counts import is_count
 from rulec.language.expr.node import Op
@@ -50,6 +51,7 @@ def matrix_functions(of: Functions) -> Mapping[Op, Callable[..., Any]]:
             Op.SOLVE: functions.solve,
             Op.CHOLESKY: functions.where_finite(functions.cholesky),
             Op.TOPK: functions.topk,
+            Op.QUANTILE: partial(quantile, of),
             Op.NEWTON_SCHULZ: partial(newton_schulz, of),
             Op.QR: functions.where_finite(functions.qr),
             Op.EIGH: functions.where_finite(functions.eigh),

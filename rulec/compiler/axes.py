@@ -21,6 +21,7 @@ from rulec.compiler.ir import (
     Site,
     Stage,
     Store,
+    axes_of_level,
     part_extent,
 )
 from rulec.compiler.matrix import matrix_axes
@@ -142,13 +143,6 @@ def in_batch(letters: str) -> str:
     return "".join(c for c in AXES if c in letters or (c == "b" and set(letters) & {*PARTS, "i", "j"}))
 
 
-def axes_of_level(level: str, operand: Axes) -> Axes:
-    """The axes of a value with the axes `operand` after its reduction to a level."""
-    having = {*operand.letters, *(PARTS if "b" in operand.letters else "")}
-    letters = "".join(c for c in LETTERS if c in having and c in LEVEL_AXES[level])
-    return Axes(letters, operand.rows if "i" in letters else None, operand.cols if "j" in letters else None)
-
-
 def over_repeated(values: Iterable[Node], axes: Mapping[Node, Axes]) -> frozenset[Node]:
     """The reductions over a batch whose operand is kept once for all its matrices, as identities and draws are.
 
@@ -160,7 +154,7 @@ def over_repeated(values: Iterable[Node], axes: Mapping[Node, Axes]) -> frozense
         alone = alone or (value.op is Op.INDEX and "b" in letters_of(template_of(value)))
         if "b" not in axes[value].letters or (not alone and repeated.issuperset(value.args)):
             repeated.add(value)
-    reductions = (v for v in axes if v.op.kind is Kind.REDUCE and v.args[0] in repeated)
+    reductions = (v for v in axes if (v.op.kind is Kind.REDUCE or v.op is Op.QUANTILE) and v.args[0] in repeated)
     return frozenset(v for v in reductions if "b" in axes[v.args[0]].letters and "b" not in axes[v].letters)
 
 
@@ -242,6 +236,8 @@ def _joined(value: Node, inference: AxisInference) -> Node:
 
 def _written_out(value: Node, inference: AxisInference) -> Node:
     """A mean, norm, rms or count as sums, and a reduction over no axis as its operand; other values unchanged."""
+    if value.op is Op.QUANTILE and inference.axes(value).letters == inference.axes(value.args[0]).letters:
+        return value.args[0]
     if value.op.kind is not Kind.REDUCE:
         return _joined(value, inference) if value.args and inference.program.parts else value
     x, level = value.args[0], str(value.arg)

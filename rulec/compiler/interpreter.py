@@ -237,6 +237,8 @@ class Run:
             return self.how.rounded(self._get(new, key, letters), self.by_index[cast(int, key)].machine_eps)
         operands = [self._get(a, key, letters) for a in value.args]
         if value.op.kind is Kind.MATRIX:
+            if value.op is Op.QUANTILE and "b" not in letters:
+                operands[0] = self._for_batch(operands[0], self._letters(value.args[0]), key)
             return _matrix(value, [*operands, *self._statics(value, key)], self.how)
         if value.op.kind is Kind.RANDOM:
             return self._random(value, operands, key)
@@ -349,12 +351,16 @@ class Run:
         part = set(self._letters(value)) & {*PARTS} if "b" in removed else set()
         axes = tuple(i for i, c in enumerate("bij") if c in removed or (c == "b" and removed & {*PARTS}))
         if "b" in removed:
-            # An identity or a draw is kept once for all matrices of a batch.
-            x = np.broadcast_to(x, (self.by_index[cast(int, key)].view.batch, *x.shape[1:]))
+            x = self._for_batch(x, "b", key)
         if part:
             extents = self.by_index[cast(int, key)].view.segments
             return reduced_to(int(*part), x, extents, axes, lambda values, over: self._reduced(value.op, values, over))
         return self._reduced(value.op, x, axes) if x.ndim == 3 else x
+
+    def _for_batch(self, x: Array, letters: str, key: Key) -> Array:
+        """A value for each matrix of a batch: an identity or a draw is kept once for all of them."""
+        batch = self.by_index[cast(int, key)].view.batch
+        return np.broadcast_to(x, (batch, *x.shape[1:])) if "b" in letters else x
 
     def _reduced(self, op: Op, x: Array, axes: Sequence[int]) -> Array:
         start = self.how.array(REDUCTIONS[op].nothing)[()]

@@ -79,6 +79,13 @@ def axes_of_letters(letters: str) -> Axes:
     return Axes(letters, ROWS if "i" in letters else None, COLS if "j" in letters else None)
 
 
+def axes_of_level(level: str, operand: Axes) -> Axes:
+    """The axes of a value with the axes `operand` after its reduction to a level."""
+    having = {*operand.letters, *(PARTS if "b" in operand.letters else "")}
+    letters = "".join(c for c in LETTERS if c in having and c in LEVEL_AXES[level])
+    return Axes(letters, operand.rows if "i" in letters else None, operand.cols if "j" in letters else None)
+
+
 @dataclass(frozen=True)
 class Buffer:
     """Memory that stages load from and store to. Its dtype is in the layout.

@@ -15,7 +15,7 @@ import numpy as np
 from rulec.array_api.matrix import matrix_functions
 from rulec.array_api.numpy import NUMPY_MATRIX, NumpyFunctions
 from rulec.compiler.indices import exact_index, index_axes, numpy_index
-from rulec.compiler.ir import AXES, Axes
+from rulec.compiler.ir import AXES, Axes, axes_of_level
 from rulec.errors import RuleError
 from rulec.language.expr.arithmetic import mpmath_context, mpmath_table
 from rulec.language.expr.counts import difference, simplified
@@ -162,6 +162,15 @@ def _vector_axes(value: Node, operands: Sequence[Axes]) -> Axes:
     return first
 
 
+def _quantile_axes(value: Node, operands: Sequence[Axes]) -> Axes:
+    first, second = operands
+    if not second.number:
+        raise RuleError(
+            f"q of quantile is one number for a tensor, and {short_text(value.args[1])!r} is something else: reduce it"
+        )
+    return axes_of_level(settings(value)["per"], first)
+
+
 def _slice_axes(value: Node, operands: Sequence[Axes]) -> Axes:
     first, (start, stop) = operands[0], statics(value)
     rows = settings(value)["axis"] == "rows"
@@ -208,6 +217,7 @@ MATRIX: Mapping[Op, MatrixFunction] = {
         (Op.SOLVE, 2, _solved_axes),
         (Op.CHOLESKY, 1, _square_axes),
         (Op.TOPK, 0, _vector_axes),
+        (Op.QUANTILE, 0, _quantile_axes),
         (Op.NEWTON_SCHULZ, 1, _same_axes),
         (Op.QR, 1, _same_axes),
         (Op.EIGH, 1, _square_axes),

@@ -10,6 +10,7 @@ from itertools import islice
 from rulec.compiler.ir import Program
 from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.language.expr.ops import having
+from rulec.language.expr.static import settings
 
 #: The longest name of an expression's words; beyond it, the purpose of the value says more.
 _LONGEST = 32
@@ -79,7 +80,7 @@ class _Words:
     def _expression(self, value: Node) -> str:
         if value.op.kind is Kind.LEAF:
             return self._leaf(value)
-        if value.op.kind is Kind.REDUCE:
+        if value.op.kind is Kind.REDUCE or value.op is Op.QUANTILE:
             return self._reduction(value)
         operands = [self.of(a) for a in value.args]
         if not operands or not all(operands) or len(operands) > 2:
@@ -97,7 +98,7 @@ class _Words:
         return re.sub(r"\W", "_", str(value.arg)) if value.op in _LEAVES else ""
 
     def _reduction(self, value: Node) -> str:
-        operand, level = self.of(value.args[0]), str(value.arg)
+        operand, level = self.of(value.args[0]), str(settings(value).get("per", value.arg))
         if not operand:
             return ""
         return f"{value.op.symbol}_{operand}{'' if level == 'tensor' else f'_{level}'}"

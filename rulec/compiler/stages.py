@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from rulec.compiler.axes import AxisInference, axes_of_level, in_batch
-from rulec.compiler.ir import PARTS, Axes, Buffer, Column, Program, Result, Stage, Store, axes_of_letters
+from rulec.compiler.axes import AxisInference, in_batch
+from rulec.compiler.ir import PARTS, Axes, Buffer, Column, Program, Result, Stage, Store, axes_of_letters, axes_of_level
 from rulec.compiler.names import value_name
 from rulec.language.expr.node import Kind, Node, Op, node, walk
 from rulec.language.rule_data import differs_by_shape

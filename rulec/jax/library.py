@@ -42,6 +42,10 @@ class JaxFunctions(PureFunctions):
         dtype = jnp.finfo(x.dtype)  # type: ignore[no-untyped-call]
         return jax.lax.reduce_precision(x, dtype.nexp, dtype.nmant)
 
+    def repeated(self, times: int, function: Callable[[Any], Any], start: Any) -> Any:
+        """XLA has a loop for it."""
+        return jax.lax.fori_loop(0, times, lambda _, value: function(value), start)
+
     def known(self, number: Any, what: str) -> float:
         """RuleError where it is traced."""
         return known_number(number, what)

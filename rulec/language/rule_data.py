@@ -18,6 +18,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 from rulec.errors import RuleError
 from rulec.language.expr.counts import level_text
 from rulec.language.expr.node import FACTS, PLACED, Kind, Node, Op, name, names_in, node, walk
+from rulec.language.expr.static import settings
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range, with_start
 from rulec.language.inputs import InputKind, matrices_of
 from rulec.language.library.folder import library_folder
@@ -367,6 +368,12 @@ def sees_shape(rule: RuleData) -> bool:
     if any(n.op.kind in (Kind.MATRIX, Kind.RANDOM, Kind.SHAPE) for n in parts):
         return True
     return any(n.op.kind is Kind.REDUCE and n.arg in _OF_MATRICES for n in parts)
+
+
+@functools.lru_cache(maxsize=256)
+def orders_tensors(rule: RuleData) -> bool:
+    """Whether a rule has a quantile of a whole tensor."""
+    return any(n.op is Op.QUANTILE and settings(n)["per"] == "tensor" for n in walk(rule.expressions))
 
 
 @functools.lru_cache(maxsize=256)

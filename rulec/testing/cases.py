@@ -264,6 +264,18 @@ step: |
   m = 0.5*m + g/(1 + v)
   direction = m + min(p, per=block(dim(-1)))
 """,
+    "Ranks": """\
+hyper: {lr: 0.1, share: 0.8}
+state: {m: 0, q: {init: 0, per: tensor}, r: {init: 0, per: row}}
+applies_to: numel > 0
+otherwise: sgd
+step: |
+  m = 0.5*m + g
+  q = quantile(abs(m), share)
+  r = 0.5*r + median(g - p, per="row")
+  low = quantile(p, 0.3, per="col", interpolation="lower")
+  direction = clip(m, -q, q) + r*low + median(norm(g, per="row")) + quantile(g, 1, per="matrix")
+""",
     "Words": """\
 hyper: {lr: 0.1, xp: 2}
 state: {least: 0}
@@ -307,7 +319,7 @@ step: |
 }
 
 #: The rules among them without matrices, or whose matrices need one view.
-_PLAIN = ("Tensors", "Axes", "Blocks", "Words", "Branches", "Seldom", "Linear")
+_PLAIN = ("Tensors", "Axes", "Blocks", "Ranks", "Words", "Branches", "Seldom", "Linear")
 
 _VIEWS = ("", "view: {flatten: rest}\n", "view: {short: first}\n")
 

@@ -12,10 +12,13 @@ import pytest
 import torch
 
 import rulec
+from rulec.array_api.functions import Functions
 from rulec.array_api.numpy import NUMPY_MATRIX
+from rulec.array_api.selection import SHORT, quantile
 from rulec.compiler.matrix import EXACT_MATRIX
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.expr.arithmetic import mpmath_context
+from rulec.language.expr.functions import INTERPOLATIONS
 from rulec.language.expr.newton_schulz import SCHEDULES, coefficients_of
 from rulec.language.expr.node import Op
 from rulec.language.expr.static import BLOCKWISE
@@ -43,9 +46,22 @@ BLOCKS: Sequence[tuple[str, tuple[Any, ...], dict[str, Any]]] = (
     ("solve", (PAIRS_OF_ROWS, X), {"kind": "lower"}), ("eigh", (PAIRS_OF_ROWS,), {}),
 )  # fmt: skip
 
+#: Longer than what is sorted: the rank of a long axis is bisected.
+LONG = DRAWN.normal(size=(2, 1, SHORT + 9))
+RANKED = np.concatenate([X, [[[np.inf, -np.inf, 1.0, -0.0]] * 4], SINGULAR[2:]])
+
 CALLS: Mapping[str, tuple[Op, tuple[Any, ...], dict[str, Any]]] = {
     "diagonal": (Op.DIAG, (X,), {}), "of rows": (Op.DIAG, (X[:, :, :1],), {}), "of cols": (Op.DIAG, (X[:, :1],), {}),
     "largest of rows": (Op.TOPK, (TIED, 2), {}), "largest of cols": (Op.TOPK, (TIED.swapaxes(1, 2), 3), {}),
+    **{f"quantile {q} per {per}": (Op.QUANTILE, (RANKED, q), {"per": per, "interpolation": way})
+       for q, per, way in (
+           (0.3, "row", "linear"), (0.75, "col", "lower"), (0.5, "matrix", "nearest"), (1.0, "tensor", "higher"),
+           (0.1, "row", "midpoint"), (0.0, "col", "linear"), (1.5, "row", "linear"),
+       )},
+    "quantile of each": (Op.QUANTILE, (X, np.array([0.1, 0.5, 2.0]).reshape(3, 1, 1)), {"per": "matrix"}),
+    "quantile of a long axis": (Op.QUANTILE, (LONG, 0.37), {"per": "row"}),
+    "quantile of each long axis": (Op.QUANTILE, (LONG, np.array([0.9, 0.5]).reshape(2, 1, 1)), {"per": "row"}),
+    "quantile of nothing": (Op.QUANTILE, (X[:, :0], 0.5), {"per": "col"}),
     "upper": (Op.TRIU, (B,), {}), "lower": (Op.TRIL, (X,), {}),
     "rows": (Op.SLICE, (X, 1.0, 3.0), {"axis": "rows"}), "cols": (Op.SLICE, (X, 1.0, np.inf), {"axis": "cols"}),
     "beside": (Op.CONCAT, (X, B), {"axis": 1}), "below one for all": (Op.CONCAT, (X, X[:1, :2]), {"axis": 0}),
@@ -120,7 +136,11 @@ def test_a_function_of_blocks_is_that_of_each_block(name: str, args: tuple[Any, 
         np.testing.assert_allclose(table[Op.IN_BLOCKS](*args, 2.0, function=name, **keywords), wanted, atol=1e-12)
 
 
-@pytest.mark.parametrize("call", CALLS)
+#: The reference computes tensor by tensor: no number of it differs between the matrices of a stack.
+OF_ONE = [call for call, (op, args, _) in CALLS.items() if op is not Op.QUANTILE or np.size(args[1]) == 1]
+
+
+@pytest.mark.parametrize("call", OF_ONE)
 def test_fifty_digits_agree_with_numpy(call: str) -> None:
     op, args, keywords = CALLS[call]
     to_exact = np.frompyfunc(mpmath_context().mpf, 1, 1)
@@ -133,6 +153,42 @@ def test_fifty_digits_agree_with_numpy(call: str) -> None:
             rtol=1e-11,
             atol=1e-12,
         )
+
+
+@pytest.mark.parametrize("way", INTERPOLATIONS)
+def test_a_quantile_is_numpys_and_torchs(way: str) -> None:
+    """Of float32 too: of elements alone it is one of them, with the bits of NumPy's own selection."""
+    numbers = np.concatenate([LONG[0, 0], [1e-42, -1e-42, 0.0, -0.0, 1.0, 1.0]])
+    for dtype, count in (("float32", 5), ("float32", None), ("float64", None)):
+        x = numbers[:count].astype(dtype)
+        for q in (0.0, 0.1, 0.25, 0.5, 0.9, 1.0):
+            found = NUMPY_MATRIX[Op.QUANTILE](x[None, None], q, interpolation=way).item()
+            np.testing.assert_array_equal(found, quantile(Functions(np), x[None, None], q, interpolation=way).item())
+            near = {"rtol": 1e-5 if dtype == "float32" else 1e-13, "atol": 1e-37}
+            np.testing.assert_allclose(found, np.quantile(x.astype("float64"), q, method=way), **near)  # type: ignore[call-overload]
+            np.testing.assert_allclose(found, torch.quantile(torch.from_numpy(x), q, interpolation=way).item(), **near)
+            assert way in ("linear", "midpoint") or found in x
+
+
+def test_a_quantile_between_infinite_and_the_largest_numbers() -> None:
+    def of(*values: float, q: float = 0.75) -> float:
+        return float(NUMPY_MATRIX[Op.QUANTILE](np.array([[values]], np.float32), q).item())
+
+    assert of(1, np.inf) == np.inf
+    assert of(-np.inf, 1) == -np.inf
+    assert of(np.inf, np.inf) == np.inf
+    assert np.isnan(of(-np.inf, np.inf))
+    assert of(-3e38, 3e38) == pytest.approx(1.5e38)
+    assert np.isnan([of(1, 2, q=q) for q in (-0.1, 1.1, np.nan)] + [of(np.nan, 1, 2, q=0)]).all()
+    assert not np.signbit(of(-0.0, -0.0))
+
+
+def test_a_quantile_has_no_largest_number_of_elements() -> None:
+    """torch.quantile refuses more than 2**24: the bisection of a rank does not copy them."""
+    with pytest.raises(RuntimeError, match="too large"):
+        torch.quantile(torch.zeros(1).expand((1 << 24) + 1), 0.5)
+    x = np.broadcast_to(np.arange(4096, dtype=np.float32), (1, 4097, 4096))
+    assert NUMPY_MATRIX[Op.QUANTILE](x, 0.5).item() == 2047.5
 
 
 def test_the_largest_values_are_torchs_and_of_equal_ones_the_first() -> None:

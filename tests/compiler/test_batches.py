@@ -54,12 +54,19 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "min": np.min,
     "max": np.max,
     "count_nonzero": lambda x, **keywords: np.sum(x != 0, **keywords),
+    "median": np.median,
 }
+
+
+def has(name: str, level: str) -> bool:
+    """Whether a reduction has a level."""
+    return name != "median" or level not in ("group", "model")
 
 
 def rule_of(text: str, levels: tuple[str, ...]) -> rulec.Rule:
     """A rule that keeps the sum of every reduction of a value to these levels, one number for each tensor."""
-    names = [(f"{name}_{level}", name, level) for name in (*REDUCTIONS, "softmax") for level in levels]
+    every = [(name, level) for name in (*REDUCTIONS, "softmax") for level in levels if has(name, level)]
+    names = [(f"{name}_{level}", name, level) for name, level in every]
     lines = [
         f'{key} = 0*{key} + sum({name}(x, per="{level}"){"**2" * (name == "softmax")}, per="tensor")'
         for key, name, level in names
@@ -79,7 +86,7 @@ def expected(text: str, levels: tuple[str, ...]) -> list[dict[str, float]]:
         for level in levels:
             wide = level in ("group", "model")
             x, axes = every if wide else whole, tuple(i for i, c in enumerate("bij") if c not in LEVELS[level])
-            for name, reduce in REDUCTIONS.items():
+            for name, reduce in ((n, r) for n, r in REDUCTIONS.items() if has(n, level)):
                 numbers[f"{name}_{level}"] = float(np.sum(reduce(x, axis=None if wide else axes)))
             shares = np.exp(whole) / np.sum(np.exp(x), axis=None if wide else axes, keepdims=not wide)
             numbers[f"softmax_{level}"] = float(np.sum(shares**2))

@@ -29,6 +29,7 @@ CALLS: dict[Op, tuple[tuple[Any, ...], bool]] = {
 #: Functions whose values are in tests/arrays/test_linear.py, and those of `index` in test_indices.py.
 LINEAR = {
     Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.SLICE, Op.CONCAT, Op.SOLVE, Op.CHOLESKY, Op.TOPK, Op.IN_BLOCKS, Op.INDEX,
+    Op.QUANTILE,
 }  # fmt: skip
 
 
@@ -167,6 +168,8 @@ def test_sides_that_do_not_do(compute: Any, message: str) -> None:
         (node(Op.DIAG, X), [Axes(AXES, ROWS, ROWS)], Axes("knbi", ROWS)),
         (node(Op.DIAG, X), [Axes("knbj", None, COLS)], Axes(AXES, COLS, COLS)),
         (node(Op.TOPK, X, Y), [Axes("knbj", None, COLS), Axes()], Axes("knbj", None, COLS)),
+        (node(Op.QUANTILE, X, Y, ("row", "linear")), [WIDE, Axes("k")], Axes("knbi", ROWS)),
+        (node(Op.QUANTILE, X, Y, ("tensor", "linear")), [Axes("knbi", ROWS), Axes()], Axes("kn")),
         (node(Op.SLICE, X, const(0), Y, ("cols",)), [WIDE], Axes(AXES, ROWS, Y)),
         (node(Op.SLICE, X, const(2), const(5), ("rows",)), [WIDE], Axes(AXES, const(3), COLS)),
         (
@@ -197,6 +200,7 @@ def test_axes(value: Node, operands: list[Axes], expected: Axes) -> None:
         ("direction = g*sum(diag(g))", "diag needs a square matrix"),
         ("direction = g*sum(diag(a))", "diag needs a matrix or a vector, and 'a' is neither"),
         ("direction = topk(g, 2)", "topk needs one value for each row or column, and 'g' is something else: reduce it"),
+        ("direction = g - quantile(p, g)", "q of quantile is one number for a tensor, and 'g' is something else"),
         ("direction = g*sum(cholesky(g))", "cholesky needs a square matrix"),
     ],
 )

@@ -29,6 +29,8 @@ MATRIX = np.random.default_rng(3).normal(size=(3, 4)) * [[1.0], [3.0], [10.0]]
 PEERS: dict[str, Callable[[Array], Any]] = {
     "round(g)": lambda g: torch.round(torch.from_numpy(g)).numpy(),
     "softplus(g)": lambda g: np.array([float(mpmath.log1p(mpmath.exp(x))) if x == x else x for x in g.reshape(-1)]),
+    "median(g)": np.median,
+    'quantile(g, 0.3, per="col")': lambda g: np.quantile(g, 0.3, axis=-2),
     "median(g, 1, -0.5*g)": lambda g: np.median([g, np.ones_like(g), -0.5 * g], axis=0),
     "std(g)": lambda g: torch.std(torch.from_numpy(g), correction=0).numpy(),
     'variance(g, per="row")': lambda g: torch.var(torch.from_numpy(g), -1, keepdim=True, correction=0).numpy(),
@@ -72,9 +74,12 @@ def test_a_compiled_softplus_keeps_its_small_values() -> None:
 
 def test_python_says_the_same_and_computes_arrays() -> None:
     def composed(g: Any) -> Any:
-        return rm.softplus(g) + rm.round(g) * rm.median(g, 2, 1) + rm.std(g) - rm.softmax(g, per="row")
+        ends = rm.median(g) + rm.quantile(g, 0.25, per="row", interpolation="lower")
+        return rm.softplus(g) + rm.round(g) * rm.median(g, 2, 1) + rm.std(g) - rm.softmax(g, per="row") + ends
 
-    text = 'softplus(g) + round(g)*median(g, 2, 1) + std(g) - softmax(g, per="row") + variance(g, per="col")'
+    ends = '(median(g) + quantile(g, 0.25, per="row", interpolation="lower"))'
+    text = 'softplus(g) + round(g)*median(g, 2, 1) + std(g) - softmax(g, per="row")'
+    text += f' + {ends} + variance(g, per="col")'
     traced = rule_of(lambda g: composed(g) + rm.variance(g, per="col"))
     parsed = rulec.parse(f"name: R\nstep: |\n  direction = {text}\n")
     assert traced.step_text() == parsed.step_text()

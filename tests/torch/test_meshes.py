@@ -48,7 +48,19 @@ step: |
   direction = newton_schulz(g, per=block(1)) + matmul(root, g, per=block(2 - rows % 2))
 """
 
+QUANTILES = """
+name: Quantiles
+state: {m: 0, limit: {init: 0, per: tensor}, r: {init: 0, per: row}, c: {init: 0, per: col}}
+step: |
+  m = 0.5*m + g
+  limit = quantile(abs(m), 0.9)
+  r = r + median(m, per="row")
+  c = c + quantile(p, 0.3, per="col", interpolation="higher")
+  direction = clip(m, -limit, limit) + r*c + median(norm(g, per="row"))
+"""
+
 COMPOSED = {
+    "quantiles": lambda: rulec.parse(QUANTILES),
     "blocks": lambda: rulec.parse(BLOCKS),
     "clip >> lamb": lambda: rulec.load("clip_by_global_norm") >> rulec.load("lamb"),
     "lamb + decay": lambda: rulec.load("lamb") + rulec.load("decay"),

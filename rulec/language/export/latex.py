@@ -10,7 +10,7 @@ from typing import TypeGuard, cast
 from rulec.language.evaluations import gradient_of
 from rulec.language.expr.node import FACTS, Kind, Node, Op, const, name, node, walk
 from rulec.language.expr.ops import SPECS
-from rulec.language.expr.static import settings
+from rulec.language.expr.static import LINEAR, settings
 from rulec.language.expr.text import number_text
 from rulec.language.rule_data import Assign, Branch, RuleData, Statement, assignments
 
@@ -159,9 +159,7 @@ def _is_number(value: Node, numbers: Container[str]) -> bool:
     """Whether an expression is one number for a tensor, where the names of `numbers` are."""
     return all(
         part.arg in numbers if part.op is Op.NAME else part.op.kind not in (Kind.MATRIX, Kind.RANDOM)
-        for part in walk(
-            [value], {part for part in walk([value]) if part.op.kind is Kind.REDUCE and part.arg in _NUMBERS}
-        )
+        for part in walk([value], {part for part in walk([value]) if _remaining(part) in _NUMBERS})
     )
 
 
@@ -320,7 +318,18 @@ class _Printer:
             called += rf"_{{\mathrm{{{value.arg}}}}}"
         if value.op.kind is Kind.REDUCE:
             called, args = f"{called}_{{{_level(value, args)}}}", args[:1]
+        if value.op is Op.QUANTILE:
+            level, way = settings(value).values()
+            words = "" if way == LINEAR else rf",\mathrm{{{way}}}"
+            called, args = rf"Q_{{{args[1]},\mathrm{{{level}}}{words}}}", args[:1]
         return rf"{called}\left({', '.join(args)}\right)", _ATOM
+
+
+def _remaining(value: Node) -> str:
+    """The level of a reduction or a quantile; empty for any other value."""
+    if value.op is Op.QUANTILE:
+        return str(settings(value)["per"])
+    return str(value.arg) if value.op.kind is Kind.REDUCE else ""
 
 
 def _level(value: Node, args: Sequence[str]) -> str:

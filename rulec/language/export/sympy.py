@@ -14,7 +14,7 @@ from numbers import Real
 from typing import Any
 
 from rulec.errors import RulecError, RuleError
-from rulec.language.expr.functions import FUNCTIONS, KINDS, MAX_DRAWS, SIDES
+from rulec.language.expr.functions import FUNCTIONS, INTERPOLATIONS, KINDS, MAX_DRAWS, SIDES
 from rulec.language.expr.names import BASE_NAMES, short
 from rulec.language.expr.newton_schulz import SCHEDULES
 from rulec.language.expr.node import LEVELS, PLACED, Kind, Node, Op, const, node, walk
@@ -164,6 +164,7 @@ _NAMED_OPAQUE: tuple[tuple[Op, tuple[Any, ...]], ...] = (
         for name in SCHEDULES
         for divisor in ((), (NORM, GRAM), *((word, *form) for word in (UNDIVIDED, *BOUNDS) for form in ((), (GRAM,))))
     ),
+    *((Op.QUANTILE, (per, way)) for per in FUNCTIONS["quantile"].choices["per"] for way in INTERPOLATIONS),
     *((Op.SOLVE, (kind,)) for kind in KINDS), *((Op.CONCAT, (axis,)) for axis in (0, 1)),
     *((Op.SLICE, (axis,)) for axis in ("rows", "cols")),
 )  # fmt: skip

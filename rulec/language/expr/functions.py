@@ -22,6 +22,7 @@ from rulec.language.expr.static import (
     BOUNDS,
     DIRECT,
     GRAM,
+    LINEAR,
     MUON,
     NORM,
     UNDIVIDED,
@@ -38,7 +39,7 @@ def clip(x: Node, low: Node, high: Node) -> Node:
     return node(Op.MINIMUM, node(Op.MAXIMUM, x, low), high)
 
 
-def median(a: Node, b: Node, c: Node) -> Node:
+def middle(a: Node, b: Node, c: Node) -> Node:
     """The middle one of three values; NaN where one of them is NaN."""
     return node(Op.MAXIMUM, node(Op.MINIMUM, a, b), node(Op.MINIMUM, node(Op.MAXIMUM, a, b), c))
 
@@ -134,9 +135,13 @@ class Function:
 
     def placed(self, key: str) -> list[str]:
         """The levels with a number that a keyword takes, as messages show them."""
-        return [] if key != "per" else [SIGNATURES["block"]] if self.name in BLOCKWISE else [*SIGNATURES.values()]
+        if key != "per" or self.choices["per"] == _QUANTILE_LEVELS:
+            return []
+        return [SIGNATURES["block"]] if self.name in BLOCKWISE else [*SIGNATURES.values()]
 
     def _chooses(self, key: str, value: Any) -> bool:
+        if isinstance(value, Level):
+            return bool(self.placed(key))
         return value in self.choices[key] or value is self.optional[key]
 
     def _advice(self, count: int) -> str:
@@ -163,9 +168,10 @@ class Function:
                 continue
             elif self.spare:
                 continue  # its own function checks them
-            elif key in self.choices and not isinstance(value, Level) and not self._chooses(key, value):
-                bare = bare_problem(value) if key == "per" else ""
-                raise CallError(bare or f"{key} of {self.name} is one of {self.allowed(key)}, not {value!r}")
+            elif key in self.choices and not self._chooses(key, value):
+                bare = bare_problem(value) if self.placed(key) else ""
+                said = value if isinstance(value, Level) else repr(value)
+                raise CallError(bare or f"{key} of {self.name} is one of {self.allowed(key)}, not {said}")
         value = self.build(*args, **{**self.optional, **keywords})
         count = count_of(value)
         if count is not None and (problem := count.problem({})):
@@ -309,6 +315,35 @@ def _number(value: Any) -> float | None:
     return None if isinstance(value, list | str) else float(value)
 
 
+#: The levels of quantiles: each is of values of one tensor.
+_QUANTILE_LEVELS = ("row", "col", "matrix", "tensor")
+
+#: The values of `quantile` between two elements: those of NumPy and torch.
+INTERPOLATIONS = (LINEAR, "lower", "higher", "nearest", "midpoint")
+
+
+def _quantile(x: Value, q: Value, per: str, interpolation: str) -> Node:
+    number = as_node(q)
+    known = number_known(number, {})
+    if known is not None and not 0 <= known <= 1:
+        raise CallError(f"q of quantile is a number from 0 to 1, not {known:g}: write quantile(x, 0.9)")
+    return node(Op.QUANTILE, as_node(x), number, (per, interpolation))
+
+
+class _Median(Function):
+    """The middle one of three values, or the quantile 0.5 of one."""
+
+    def signature(self) -> str:
+        return f"{super().signature()} or {self.name}(a, b, c)"
+
+    def __call__(self, *args: Any, **keywords: Any) -> Node:
+        if len(args) == 3:
+            return _MIDDLE(*args, **keywords)
+        if len(args) != 1:
+            raise CallError(f"{self.name} takes 1 argument or 3, not {len(args)}: write {self.signature()}")
+        return super().__call__(*args, **keywords)
+
+
 def _concat(a: Value, b: Value, axis: Value) -> Node:
     number = as_node(axis)
     if number not in (const(0), const(1)):
@@ -371,6 +406,16 @@ _ITERATION_WORDS: Mapping[str, tuple[str, ...]] = {
     "dtype": _FLOATS, "coefficients": tuple(SCHEDULES), "normalize": (NORM, UNDIVIDED, *BOUNDS), "form": (DIRECT, GRAM),
 }  # fmt: skip
 
+_PER_TENSOR: Mapping[str, Any] = {"per": "tensor"}
+_MIDDLE = _composed("median", middle, "a", "b", "c")
+_MEDIAN = _Median(
+    "median", lambda x, per: _quantile(x, _HALF, per, LINEAR), ("x",), _PER_TENSOR, {"per": _QUANTILE_LEVELS}
+)
+_QUANTILE = Function(
+    "quantile", _quantile, ("x", "q"), {**_PER_TENSOR, "interpolation": LINEAR},
+    {"per": _QUANTILE_LEVELS, "interpolation": INTERPOLATIONS},
+)  # fmt: skip
+
 #: Every function of the language by the name it is called by.
 FUNCTIONS: dict[str, Function] = {
     f.name: _blockwise(f) if f.name in BLOCKWISE else f
@@ -378,13 +423,14 @@ FUNCTIONS: dict[str, Function] = {
         *(_plain(op, *SPECS[op].arguments) for op in ELEMENTWISE),
         _composed("atan", arc_tangent, "x"),
         _composed("clip", clip, "x", "low", "high"),
-        _composed("median", median, "a", "b", "c"),
+        _MEDIAN,
         _composed("round", rounded, "x"),
         _composed("softplus", softplus, "x"),
         *(_reduction(op) for op in (Op.SUM, Op.MEAN, Op.NORM, Op.RMS, Op.MIN, Op.MAX, Op.COUNT_NONZERO)),
         _composed_reduction("variance", variance),
         _composed_reduction("std", deviation),
         _composed_reduction("softmax", softmax),
+        _QUANTILE,
         _plain(Op.DIM, "i"),
         Function("index", _index, ("i",), {"per": None, "n": None}, {"per": tuple(SIDES)}, spare=1),
         Function("matmul", lambda a, b: node(Op.MATMUL, as_node(a), as_node(b)), ("a", "b")),

@@ -113,6 +113,7 @@ class Op(Enum):
         "topk",
         Kind.MATRIX,
     )  # args: a vector of rows or columns, k; 1 where a value is one of the k largest, else 0
+    QUANTILE = ("quantile", Kind.MATRIX)  # args: x, q; arg: the level that remains, the interpolation
     NEWTON_SCHULZ = ("newton_schulz", Kind.MATRIX)  # args: x, steps; arg: the dtype it is computed in, coefficients
     QR = ("qr", Kind.MATRIX)  # the orthogonal factor
     EIGH = ("eigh", Kind.MATRIX)  # the eigenvectors, by ascending eigenvalue

@@ -16,6 +16,7 @@ SETTINGS: Mapping[Op, tuple[str, ...]] = {
     Op.NEWTON_SCHULZ: ("dtype", "coefficients", "normalize", "form"), Op.SOLVE: ("kind",), Op.CONCAT: ("axis",),
     Op.SLICE: ("axis",), Op.UNIFORM: ("draw",), Op.NORMAL: ("draw",), Op.IN_BLOCKS: ("function", "constant"),
     Op.INDEX: ("template",),
+    Op.QUANTILE: ("per", "interpolation"),
 }  # fmt: skip
 
 #: Operation with static operands -> the place of the first of them among its operands, as in a slice.
@@ -28,6 +29,9 @@ BLOCKWISE: Mapping[str, Op] = {
     "matmul": Op.MATMUL, "transpose": Op.TRANSPOSE, "solve": Op.SOLVE, "cholesky": Op.CHOLESKY,
     "newton_schulz": Op.NEWTON_SCHULZ, "qr": Op.QR, "eigh": Op.EIGH, "inverse_root": Op.INVERSE_ROOT,
 }  # fmt: skip
+
+#: The value of `quantile` between two elements that a rule need not name.
+LINEAR = "linear"
 
 #: The coefficients of `newton_schulz` that a rule need not name: those of Muon.
 MUON = "muon"

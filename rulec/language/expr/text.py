@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from rulec.language.expr.node import PLACED, Kind, Node, Op, name, rewrite, walk
-from rulec.language.expr.static import MUON, NORM, inside, is_lowered, settings, statics
+from rulec.language.expr.static import LINEAR, MUON, NORM, inside, is_lowered, settings, statics
 
 _PRECEDENCE = {
     Op.OR: 1, Op.AND: 2, Op.NOT: 3,
@@ -129,6 +129,10 @@ def _arguments(value: Node, parts: Sequence[str]) -> str:
         return f"[{', '.join(extents)}], at={at}, draw={settings(value)['draw']}"
     if value.op is Op.NEWTON_SCHULZ:
         return f"{parts[0]}, steps={parts[1]}{_iteration_text(value)}"
+    if value.op is Op.QUANTILE:
+        per, interpolation = settings(value).values()
+        words = "" if interpolation == LINEAR else f', interpolation="{interpolation}"'
+        return f'{parts[0]}, {parts[1]}, per="{per}"{words}'
     if value.op in (Op.SOLVE, Op.CONCAT):
         ((key, word),) = settings(value).items()
         return ", ".join(parts) + ("" if word in ("full", 0) else f", {key}={_word(word)}")

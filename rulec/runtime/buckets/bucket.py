@@ -24,6 +24,7 @@ from rulec.compiler.view import MatrixView
 from rulec.environment import LEVEL
 from rulec.language.expr.node import IN_GROUP, Node
 from rulec.language.rule import Rule
+from rulec.language.rule_data import orders_tensors
 from rulec.language.statistics import Watched
 from rulec.runtime.arrays import Vector
 from rulec.runtime.buckets.flat import Sets
@@ -100,8 +101,9 @@ class Tensor:
 
     @property
     def halved(self) -> bool:
-        """Whether the tensor's matrices are sharded along their rows or columns."""
-        return any(letter in "ij" for letter, _ in self.cuts)
+        """Whether the matrices that the rule needs whole are sharded; for some rules all of a tensor are one."""
+        whole = "bij" if orders_tensors(self.rule) else "ij"
+        return any(letter in whole for letter, _ in self.cuts)
 
     @cached_property
     def shard_layout(self) -> ShardLayout | None:

@@ -242,12 +242,12 @@ def _gap(program: Program, wanted: Sequence[Node], done: set[Node]) -> Gap:
 
 
 def needs_matrix(program: Program) -> str | None:
-    """The first matrix function that a program applies to an array of the parameter's shape; None without one."""
+    """The first function of matrices alone that a program applies to an array of a parameter's shape; None without."""
     roots = program.between
     wide = {b.name for b in program.buffers if b.axes.elementwise}
     for value in walk(roots):
         reads = any(a.op is Op.LOAD and a.arg in wide for a in value.args)
-        if value.op.kind is Kind.MATRIX and reads:
+        if value.op.kind is Kind.MATRIX and value.op is not Op.QUANTILE and reads:
             return value.op.symbol
     return None
 

@@ -134,6 +134,8 @@ class GapEvaluator(SetValues):
             return (yield from self._reduction(value))
         if kind is Kind.LEAF:
             return self._leaf(value)
+        if value.op is Op.QUANTILE:
+            return self.gathered(value, [self._quantile(value, k) for k in range(len(self.sets))])
         if kind is Kind.MATRIX:
             return self._by_shape(value) if inside(value).op in STACKED else self._for_each(value)
         if kind in (Kind.SHAPE, Kind.RANDOM):
@@ -299,6 +301,20 @@ class GapEvaluator(SetValues):
         function = self.library.matrix[value.op]
         keywords = settings(value)
         return partial(function, **keywords) if keywords else function
+
+    def _quantile(self, value: Node, k: int) -> Array:
+        """A quantile within each tensor of set k, in float64."""
+        x, q = self.operands(value, k)
+        count, keywords = len(self.sets[k]), settings(value)
+        if "b" not in self.axes(value).letters and "b" in self.axes(value.args[0]).letters:
+            batch = self.source.extents(self.sets[k][0])[0]
+            x = self.for_batch(x, count, batch)
+            x = x.reshape(count, -1, x.shape[-1]) if math.prod(x.shape) else x.reshape(count, 0, 1)
+            q = q[::batch] if getattr(q, "ndim", 0) == 3 else q
+            keywords["per"] = "matrix"
+        with np.errstate(all="ignore"):
+            result = self.apply(partial(self.library.matrix[value.op], **keywords), [x, q])
+        return cast(Array, self.library.cast(result, "float64"))
 
     # Axes of the batch
 

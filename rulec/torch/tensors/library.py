@@ -68,6 +68,22 @@ class TorchFunctions(Functions):
         """The largest of each row, by `gather`."""
         return torch.gather(x, -2, torch.argmax(torch.abs(x), dim=-2, keepdim=True))
 
+    def like(self, number: int, words: Tensor) -> int:
+        """The number as it is, for tensors of any device."""
+        return number
+
+    def sort(self, words: Tensor) -> Tensor:
+        """The values that torch sorts."""
+        return torch.sort(words, dim=-1).values
+
+    def along(self, x: Tensor, places: Tensor) -> Tensor:
+        """`torch.gather` takes them."""
+        return torch.gather(x, -1, places)
+
+    def least(self, words: Tensor) -> Tensor:
+        """`torch.amin` returns no indices beside it."""
+        return torch.amin(words, dim=-1, keepdim=True)
+
     def beside(self, number: Any, x: Tensor) -> Any:
         """An array in the matrix's dtype; a number as it is."""
         return number.to(x.dtype) if isinstance(number, Tensor) else number
