@@ -17,7 +17,7 @@ from rulec.errors import HyperError, RulecError
 from rulec.runtime.gradient_sums import Sums
 from rulec.torch.eager.inner import Inner
 from rulec.torch.offload.gradient_copies import DeviceGradients, GradientCopies, Work, buffer_size
-from rulec.torch.offload.link import FakeLink, Link, link_of
+from rulec.torch.offload.link import FakeLink, Link, host_of, link_of
 from rulec.torch.offload.worker import worker_for
 from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import is_fake, plain_memory
@@ -47,7 +47,8 @@ class HostSums(TorchSums):
     def add(self, place: int, grad: Tensor) -> None:
         """Adds a gradient, which may be written to afterwards."""
         with plain_memory():
-            self._add(place, grad.to("cpu"), grad.dtype, shared=grad.device.type != "cpu")
+            host = host_of(grad)
+            self._add(place, grad.to(host), grad.dtype, shared=grad.device.type != host.type)
 
     def keep(self, place: int, grad: Tensor) -> None:
         """Keeps a gradient, which nobody may write to."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,8 +88,7 @@ class PieceCall:
         tensors: Sequence[int] | None = None, stream: Any = None,
     ) -> Written:  # fmt: skip
         """Updates the tensor in place, piece by piece: the gradient of the next is on its way while one is computed."""
-        index = np.full(len(self._spans), int(rows.index[self._position]), np.int64)
-        of_pieces = Rows(rows.table, index)
+        of_pieces = rows_of_pieces(rows, self._position, len(self._spans))
         done = 0
         try:
             arriving = self._fetch(0)
@@ -100,10 +100,7 @@ class PieceCall:
         except Exception as error:
             if done == 0:
                 raise
-            raise PartialUpdate(
-                f"an update failed after the first {self._spans[done - 1].stop} elements of a tensor of shape "
-                f"{tuple(self._bucket.params[self._position].shape)}: {error}"
-            ) from error
+            raise ended_after(self._spans[done - 1].stop, self._bucket.params[self._position], error) from error
         return Written(self._bucket.params, self._bucket.states)
 
     def _fetch(self, k: int) -> Event | None:
@@ -144,6 +141,18 @@ class PieceCall:
             rings.gradients.release(k)
         rings.last = rings.link.up([(self.param[self._spans[k]], self._weights[k])])
         rings.weights.release(k, rings.last)
+
+
+def rows_of_pieces(rows: Rows, position: int, count: int) -> Rows:
+    """The rows of the scalar table for `count` pieces of the tensor at a position: all have the tensor's."""
+    return replace(rows, index=np.full(count, int(rows.index[position]), np.int64))
+
+
+def ended_after(count: int, param: Tensor, error: BaseException) -> PartialUpdate:
+    """The error of an update that failed after some elements of a tensor."""
+    return PartialUpdate(
+        f"an update failed after the first {count} elements of a tensor of shape {tuple(param.shape)}: {error}"
+    )
 
 
 def piece_spans(count: int, most: int, formats: Sequence[tuple[str, Format]]) -> list[slice]:

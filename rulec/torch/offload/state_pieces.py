@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from rulec.backend.protocol import Rows, Scratch, Written
-from rulec.errors import PartialUpdate
 from rulec.formats import Format
 from rulec.runtime.buckets.bucket import Bucket, Version
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.stages.noise import OtherCalls
 from rulec.torch.offload.device_ring import BufferOwner, DeviceRing
 from rulec.torch.offload.link import Pairs
-from rulec.torch.offload.pieces import in_memory_order, piece_of, piece_spans
+from rulec.torch.offload.pieces import ended_after, in_memory_order, piece_of, piece_spans, rows_of_pieces
 from rulec.torch.offload.program_states import states_of_stage, states_written
 from rulec.torch.offload.ring import aligned, bytes_of, view_in
 
@@ -92,8 +90,7 @@ class StatePieceCall:
             return self._whole(stage, moving, rows, scratch, tensors=tensors, stream=stream)
         written = states.all & states_written(self._program)
         gradient, spans = in_memory_order(moving[0]), self._pieces.spans
-        index = np.full(len(spans), int(rows.index[self._position]), np.int64)
-        of_pieces = replace(rows, index=index)
+        of_pieces = rows_of_pieces(rows, self._position, len(spans))
         done, coming = 0, self._fetch(0, states.up)
         try:
             for k, span in enumerate(spans):
@@ -105,10 +102,7 @@ class StatePieceCall:
         except BaseException as error:
             if done == 0:
                 raise
-            raise PartialUpdate(
-                f"an update failed after the first {spans[done - 1].stop} elements of a tensor of shape "
-                f"{tuple(self._bucket.params[self._position].shape)}: {error}"
-            ) from error
+            raise ended_after(spans[done - 1].stop, self._bucket.params[self._position], error) from error
         return Written(self._bucket.params, self._bucket.states)
 
     def _fetch(self, k: int, names: Collection[str]) -> BufferOwner:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import rulec
 from rulec.memory.live import Account
 from rulec.memory.shape import Shape
 from rulec.torch.memory_profile.meter import Training, Way, account, rows, tokens
@@ -88,6 +89,17 @@ def test_a_deferred_step_keeps_all_gradients_and_no_state() -> None:
     assert found.without_activations == pytest.approx(4 * every, abs=2048)
     assert found.down == 2 * every
     assert found.host["state"] == pytest.approx(12 * every, abs=1024)
+
+
+def test_a_clip_moves_each_gradient_once_where_its_norm_is_taken_as_it_arrives() -> None:
+    every, _, _ = numel(FEW)
+    training = llama(FEW, BUFFER, rule=rulec.load("clip_by_global_norm") >> rulec.load("adamw"))
+    deferred, found = account(training, "deferred"), account(training, "eager")
+    for each, times in ((deferred, 2), (found, 1)):
+        assert each.down == pytest.approx(times * 2 * every, rel=0.01)
+        assert each.up == 2 * every
+    assert found.host["temporaries"] == pytest.approx(2 * every, abs=8192), "the host keeps the gradients"
+    assert found.most["gradients"] < 2 * every / 3
 
 
 def test_a_rule_of_several_stages_has_its_numbers_between_stages_on_the_host() -> None:
