@@ -154,7 +154,7 @@ def over_repeated(values: Iterable[Node], axes: Mapping[Node, Axes]) -> frozense
         alone = alone or (value.op is Op.INDEX and "b" in letters_of(template_of(value)))
         if "b" not in axes[value].letters or (not alone and repeated.issuperset(value.args)):
             repeated.add(value)
-    reductions = (v for v in axes if (v.op.kind is Kind.REDUCE or v.op is Op.QUANTILE) and v.args[0] in repeated)
+    reductions = (v for v in axes if v.op.kind is Kind.REDUCE and v.args[0] in repeated)
     return frozenset(v for v in reductions if "b" in axes[v.args[0]].letters and "b" not in axes[v].letters)
 
 

@@ -157,7 +157,7 @@ def _vector_axes(value: Node, operands: Sequence[Axes]) -> Axes:
     if len({"i", "j"} & set(first.letters)) != 1:
         raise RuleError(
             f"{value.op.symbol} needs one value for each row or column, and {short_text(value.args[0])!r} is something "
-            f'else: reduce it with per="row"'
+            f'else: reduce it with per="row", or compare elements with a quantile of them'
         )
     return first
 

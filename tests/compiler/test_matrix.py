@@ -199,7 +199,11 @@ def test_axes(value: Node, operands: list[Axes], expected: Axes) -> None:
         ("direction = concat(g, transpose(g))", "concat needs matrices with the same cols"),
         ("direction = g*sum(diag(g))", "diag needs a square matrix"),
         ("direction = g*sum(diag(a))", "diag needs a matrix or a vector, and 'a' is neither"),
-        ("direction = topk(g, 2)", "topk needs one value for each row or column, and 'g' is something else: reduce it"),
+        (
+            "direction = topk(g, 2)",
+            "topk needs one value for each row or column, and 'g' is something else: reduce it with per=\"row\", or "
+            "compare elements with a quantile of them",
+        ),
         ("direction = g - quantile(p, g)", "q of quantile is one number for a tensor, and 'g' is something else"),
         ("direction = g*sum(cholesky(g))", "cholesky needs a square matrix"),
     ],
