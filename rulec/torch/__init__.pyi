@@ -2767,6 +2767,33 @@ class EAdam(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class EFSignSGD(RuleOptimizer):
+    """The signs of gradients at their mean size, and what that leaves out is added to the next gradient."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = False,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class EXAdam(RuleOptimizer):
     """Adam whose moments correct each other, with a step along the gradient itself."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
 import optax
 import pytorch_optimizer
 import torch
@@ -109,6 +111,25 @@ class RadialBrake(Slowly):
             before.copy_(now)
 
 
+class ClipWeights(Slowly):
+    """Adam with its weights clamped by torch, as in Wasserstein GANs."""
+
+    def after(self, hyper: Hyper) -> None:
+        for now in self.tensors:
+            now.clamp_(-hyper["weight_bound"], hyper["weight_bound"])
+
+
+class MaxNorm(Slowly):
+    """Adam, each row of whose tensors optax projects onto a ball; what is no matrix stays."""
+
+    def after(self, hyper: Hyper) -> None:
+        project = jax.vmap(lambda row: optax.projections.projection_l2_ball(row, hyper["row_norm"]))
+        with jax.enable_x64(True):
+            for now in self.tensors:
+                if now.ndim > 1:
+                    now.copy_(torch.tensor(np.array(project(jax.numpy.asarray(now.detach().numpy())))))
+
+
 class BEMA(Slowly):
     """Algorithm 1 of Block and Zhang (2025) around Adam, without a burn-in, at every step."""
 
@@ -193,6 +214,13 @@ DECAYS: tuple[WrapperPeer, ...] = (
     WrapperPeer(
         "bema(adam)", "the paper's algorithm around torch.optim.Adam",
         {**_ADAM, "ema_power": 0.6, "bias_power": 0.4, "lag": 3, "multiplier": 0.7}, BEMA, "average",
+    ),
+    WrapperPeer(
+        "clip_weights(adam)", "torch.clamp after torch.optim.Adam", {**_ADAM, "weight_bound": 0.6}, ClipWeights,
+    ),
+    WrapperPeer(
+        "max_norm(adam)", "optax.projections.projection_l2_ball after torch.optim.Adam", {**_ADAM, "row_norm": 0.9},
+        MaxNorm,
     ),
     WrapperPeer("nonnegative(adam)", "optax.keep_params_nonnegative", _ADAM, _nonnegative),
 )  # fmt: skip

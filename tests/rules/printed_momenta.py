@@ -161,3 +161,13 @@ class ExponentiatedGradient(Printed):
     def update(self, i: int, g: Array, h: Hyper) -> None:
         signs, sizes = np.sign(self.w[i]), np.abs(self.w[i])
         self.w[i] = signs * (sizes * np.exp(-h["lr"] * (signs * g)))
+
+
+class EFSignSGD(Printed):
+    """Algorithm 1 of Karimireddy and others (2019), where the mean size is the 1-norm over the number of elements."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        corrected = h["lr"] * g + self.m[i]
+        delta = np.abs(corrected).sum() / corrected.size * np.sign(corrected)
+        self.w[i] = self.w[i] - delta
+        self.m[i] = corrected - delta
