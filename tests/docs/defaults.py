@@ -128,9 +128,11 @@ def _whose(rule: str) -> str:
 
 
 def cell(rule: str) -> str:
-    """What the table of rules says of a rule's defaults."""
+    """What the page of a rule says of its defaults; no text where nothing is recorded of them."""
     if not defaults(rule):
         return "has none"
+    if rule not in read():
+        return ""
     if "nothing" in read()[rule]:
         return "not compared"
     found = compared(rule)
@@ -176,4 +178,4 @@ def shown(value: Value) -> str:
 
 def link(rule: str) -> str:
     """A rule's name, with a link to its file."""
-    return f"[`{rule}`](#{rule.replace('/', '-').replace('_', '-')})"
+    return f"[`{rule}`](rule-files.md#{rule.replace('/', '-').replace('_', '-')})"

@@ -15,6 +15,7 @@ from rulec.analysis.structure import bytes_text, cost_of, scope_of, uses_matrice
 from rulec.language.library.folder import library_folder
 from rulec.language.rule import Rule
 from tests.docs import defaults, peers
+from tests.docs.families import FAMILIES, families
 from tests.docs.table import table
 
 
@@ -23,17 +24,19 @@ def _file_text(name: str) -> str:
 
 
 def rules() -> str:
-    """The library: where each rule comes from, what it remembers and moves, and who else computes it."""
+    """The library by families: what each rule depends on, what it remembers, and who else computes it."""
     checks = peers.read()["rows"]
+    return "\n\n".join(_family(family, names, checks) for family, names in families().items())
+
+
+def _family(family: str, names: Sequence[str], checks: Sequence[Mapping[str, Any]]) -> str:
     rows = []
-    for name in rulec.rules():
+    for name in names:
         rule = rulec.load(name)
-        source = f"[{rule.paper['authors']} {rule.paper['year']}]({rule.paper['url']})" if rule.paper else ""
-        link = f"[`{name}`](#{_anchor(name)})"
-        costs = _wrapper(rule) if rule.wraps else _costs(rule)
-        rows.append([link, rule.summary, source, *costs, *_checked(name, checks), defaults.cell(name)])
-    head = ["rule", "what it does", "paper", "structure", "stages", "bytes moved", "states", "state bytes"]
-    return table([*head, "checked against", "difference", "as theirs is called", "defaults"], rows)
+        structure, *_, size = _wrapper(rule) if rule.wraps else _costs(rule)
+        rows.append([f"[`{name}`](rule-files.md#{_anchor(name)})", structure, size, _checked(name, checks)[0]])
+    shown = table(["rule", "structure", "state bytes", "checked against"], rows)
+    return f"### {family}\n\n{FAMILIES[family]}\n\n{shown}"
 
 
 def _costs(rule: Rule) -> list[str]:
@@ -97,11 +100,26 @@ def _anchor(name: str) -> str:
 
 
 def rule_files() -> str:
-    """Every rule's file, under a heading of its own."""
+    """Every rule under a heading of its own: its family, its costs, its comparison, its defaults, and its file."""
+    checks, family = peers.read()["rows"], {name: family for family, names in families().items() for name in names}
     parts = []
     for name in rulec.rules():
-        parts.append(f"### {name} {{#{_anchor(name)}}}\n\n```yaml\n{_file_text(name).strip()}\n```")
+        facts = "\n".join(f"- {title}: {text}" for title, text in _facts(name, family[name], checks) if text)
+        parts.append(f"## {name} {{#{_anchor(name)}}}\n\n{facts}\n\n```yaml\n{_file_text(name).strip()}\n```")
     return "\n\n".join(parts)
+
+
+def _facts(name: str, family: str, checks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The facts of a rule with their titles; those without a text are left out of the page."""
+    rule = rulec.load(name)
+    source = f"[{rule.paper['authors']} {rule.paper['year']}]({rule.paper['url']})" if rule.paper else ""
+    structure, stages, moved, states, size = _wrapper(rule) if rule.wraps else _costs(rule)
+    others, difference, called = _checked(name, checks)
+    return [
+        ("family", family), ("paper", source), ("structure", structure), ("stages", stages), ("bytes moved", moved),
+        ("states", states), ("state bytes", size), ("checked against", others), ("difference", difference),
+        ("as theirs is called", called), ("defaults", defaults.cell(name)),
+    ]  # fmt: skip
 
 
 def comparison() -> str:

@@ -15,7 +15,7 @@ from rulec.errors import RulecError
 from tests.docs.markdown import Block, blocks, pages
 
 #: What prints the library, which every backend is checked with anyway.
-_LIBRARY = "rules.md"
+_LIBRARY = "rule-files.md"
 
 
 def shown_rules(folder: Path) -> dict[str, rulec.Rule]:

@@ -1,4 +1,4 @@
-"""What docs/rules.md says of defaults is so: every rule beside signatures and the record of its authors' values."""
+"""What the manual says of defaults is so: every rule beside signatures and the record of its authors' values."""
 
 from __future__ import annotations
 
