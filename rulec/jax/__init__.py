@@ -9,6 +9,7 @@ from typing import Any
 
 from rulec.jax import contrib
 from rulec.jax.checkpoint import load, load_params, save
+from rulec.jax.covariance import covariance
 from rulec.jax.drop_ins import function_named, names
 from rulec.jax.eager import eager_scan, eager_step
 from rulec.jax.exchange import from_optax, to_optax
@@ -30,6 +31,7 @@ __all__ = [
     "eager_step",
     "eval_params",
     "from_optax",
+    "covariance",
     "hutchinson",
     "init",
     "lbfgs",

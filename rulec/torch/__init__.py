@@ -8,6 +8,7 @@ from __future__ import annotations
 from rulec.language.library.load import installed_titles, no_title
 from rulec.torch.checkpoint import load, save
 from rulec.torch.classes import class_named, class_names, optimizer
+from rulec.torch.covariances import covariances
 from rulec.torch.curvature import hutchinson
 from rulec.torch.eager import EagerUpdate, GradStore
 from rulec.torch.es import perturb
@@ -18,8 +19,8 @@ from rulec.torch.partitioned import Partitioned, partitioned_groups
 from rulec.torch.tags import tagged_groups
 
 __all__ = [
-    "EagerUpdate", "EvaluatedOptimizer", "GradStore", "LBFGS", "Partitioned", "RuleOptimizer", "account", "hutchinson",
-    "load", "optimizer", "partitioned_groups", "perturb", "save", "tagged_groups", *class_names(),
+    "EagerUpdate", "EvaluatedOptimizer", "GradStore", "LBFGS", "Partitioned", "RuleOptimizer", "account", "covariances",
+    "hutchinson", "load", "optimizer", "partitioned_groups", "perturb", "save", "tagged_groups", *class_names(),
 ]  # fmt: skip
 
 

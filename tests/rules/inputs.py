@@ -40,9 +40,24 @@ def logits_of(params: Any) -> list[Any]:
     return [largest(np.asarray(p)) for p in params]
 
 
+def moment_of(p: Any) -> Any:
+    """A positive definite matrix of a parameter's columns, with eigenvalues apart; None for a vector."""
+    if np.ndim(p) < 2:
+        return None
+    rows = np.cos(2 * np.asarray(p)).reshape(len(p), -1)
+    return rows.T @ rows / len(rows) + np.diag(1 + np.arange(rows.shape[1])) / rows.shape[1]
+
+
+def turned(p: Any) -> Any:
+    return np.asarray(p).reshape(len(p), -1).T if np.ndim(p) > 1 else p
+
+
 def inputs_of(rule: rulec.Rule, params: Any) -> dict[str, Any]:
     """What a rule reads beside gradients, at these parameters."""
-    kinds = {"loss": loss_of, "hessian": hessian_of, "logits": logits_of}
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "loss": loss_of, "hessian": hessian_of, "logits": logits_of,
+        "a": lambda ps: [*map(moment_of, ps)], "b": lambda ps: [moment_of(turned(p)) for p in ps],
+    }  # fmt: skip
     return {name: kinds[name](params) for name in rule.inputs}
 
 
@@ -220,9 +235,127 @@ class InputPeer:
         return f"{self.composed} = {self.theirs}"
 
 
+class MomentPeer:
+    """An algorithm on matrices and the second moments of a layer, line by line in NumPy; other tensors by `others`.
+
+    `kept` are its values from step to step, for each matrix.
+    """
+
+    def __init__(self, hyper: Hyper, others: Callable[[list[Any]], Any]) -> None:
+        self.hyper, self.t = hyper, 0
+        self.tensors = [torch.nn.Parameter(torch.tensor(p)) for p in start()]
+        self.kept: list[dict[str, Any]] = [{} for _ in self.tensors]
+        self.others = others([t for t in self.tensors if t.ndim < 2])
+
+    def step(self) -> None:
+        self.t += 1
+        now = self.params()
+        for tensor, kept, p, grad in zip(self.tensors, self.kept, now, gradient_of()(now), strict=True):
+            tensor.grad = torch.tensor(grad)
+            if p.ndim > 1:
+                update = self.direction(kept, grad.reshape(len(p), -1), moment_of(p), moment_of(turned(p)))
+                tensor.data -= self.hyper["lr"] * torch.tensor(update.reshape(p.shape))
+        self.others.step()
+
+    def direction(self, kept: dict[str, Any], g: Any, a: Any, b: Any) -> Any:
+        raise NotImplementedError
+
+    def params(self) -> list[Any]:
+        return [tensor.detach().numpy().copy() for tensor in self.tensors]
+
+
+class KFACPeer(MomentPeer):
+    """Algorithm 2 of Martens and Grosse, with its inverses by section 4.2 and damping by 6.3, for one layer."""
+
+    def direction(self, kept: dict[str, Any], g: Any, a: Any, b: Any) -> Any:
+        eps = min(1 - 1 / self.t, self.hyper["beta"])
+        kept["A"] = eps * kept.get("A", np.zeros_like(a)) + (1 - eps) * a
+        kept["G"] = eps * kept.get("G", np.zeros_like(b)) + (1 - eps) * b
+        if self.t % self.hyper["every"] == 1:
+            pi = np.sqrt((np.trace(kept["A"]) / len(a)) / (np.trace(kept["G"]) / len(b)))
+            root = np.sqrt(self.hyper["damping"])
+            kept["A_inv"] = np.linalg.inv(kept["A"] + pi * root * np.eye(len(a)))
+            kept["G_inv"] = np.linalg.inv(kept["G"] + root / pi * np.eye(len(b)))
+        return kept["G_inv"] @ g @ kept["A_inv"]
+
+
+class FOOFPeer(MomentPeer):
+    """Algorithm 1 of Benzing, for one layer."""
+
+    def direction(self, kept: dict[str, Any], g: Any, a: Any, b: Any) -> Any:
+        m = self.hyper["beta"]
+        kept["sigma"] = m * kept.get("sigma", np.zeros_like(a)) + (1 - m) * a
+        if self.t % self.hyper["every"] == 1:
+            kept["P"] = np.linalg.inv(kept["sigma"] + self.hyper["damping"] * np.eye(len(a)))
+        return g @ kept["P"]
+
+
+class EKFACPeer(MomentPeer):
+    """EKFAC-ra of George and others: their algorithm, where the scalings are a running mean of one batch's squares."""
+
+    def direction(self, kept: dict[str, Any], g: Any, a: Any, b: Any) -> Any:
+        m, decay = self.hyper["beta"], self.hyper["beta_s"]
+        for key, moment in (("A", a), ("B", b)):
+            kept[key] = m * kept.get(key, np.zeros_like(moment)) + (1 - m) * moment
+            if self.t % self.hyper["every"] == 1:
+                kept["U" + key] = np.linalg.eigh(kept[key])[1]
+        m_kfe = kept["UB"].T @ g @ kept["UA"]
+        kept["s"] = decay * kept.get("s", 0) + (1 - decay) * m_kfe**2
+        return kept["UB"] @ (m_kfe / (kept["s"] + self.hyper["damping"])) @ kept["UA"].T
+
+
+class NewtonMuonPeer(MomentPeer):
+    """The code of Du and Su, for one matrix and in float64."""
+
+    def direction(self, kept: dict[str, Any], g: Any, a: Any, b: Any) -> Any:
+        h, size = self.hyper, len(a)
+        if self.t == 1:
+            kept |= {"cov": h["start"] * np.eye(size), "inverse": np.eye(size), "buffer": np.zeros_like(g)}
+        if self.t % h["every"] == 0:
+            kept["cov"] += (1 - h["beta"]) * (a - kept["cov"])
+            ridge = np.diagonal(kept["cov"]).sum() / size * h["ridge"] + h["eps"]
+            kept["inverse"] = np.linalg.inv(kept["cov"] + ridge * np.eye(size))
+        g = g @ kept["inverse"]
+        kept["buffer"] = h["momentum"] * kept["buffer"] + g
+        x = g + h["momentum"] * kept["buffer"]
+        tall = x.shape[0] > x.shape[1]
+        x = x.T if tall else x
+        x = x / np.linalg.norm(x)
+        for _ in range(5):
+            gram = x @ x.T
+            x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+        return (x.T if tall else x) * max(g.shape) ** 0.5
+
+
+def _moments(name: str, theirs: str, hyper: Hyper, kind: type[MomentPeer], note: str = "") -> InputPeer:
+    def make() -> MomentPeer:
+        if "adamw_lr" in hyper:
+            return kind(hyper, lambda tensors: torch.optim.AdamW(tensors, lr=hyper["adamw_lr"], foreach=False))
+        return kind(hyper, lambda tensors: torch.optim.SGD(tensors, lr=hyper["lr"], foreach=False))
+
+    return InputPeer(name, theirs, hyper, make, note)
+
+
 _EXACT = "theirs has its means in exact fractions, since rounding chooses between two equal numbers"
 
+_LINES = "a transcription, line by line, of what theirs does to one matrix"
+
 INPUTS: tuple[InputPeer, ...] = (
+    _moments(
+        "kfac", "the paper's algorithm", {"lr": 0.05, "beta": 0.8, "damping": 0.1, "every": 3}, KFACPeer, _LINES
+    ),
+    _moments(
+        "foof", "the paper's algorithm", {"lr": 0.05, "beta": 0.8, "damping": 0.5, "every": 3}, FOOFPeer, _LINES
+    ),
+    _moments(
+        "ekfac", "the paper's algorithm", {"lr": 0.01, "beta": 0.8, "beta_s": 0.9, "damping": 0.5, "every": 3},
+        EKFACPeer, _LINES,
+    ),
+    _moments(
+        "newton_muon", "the authors' code",
+        {"lr": 0.01, "momentum": 0.8, "beta": 0.7, "ridge": 0.3, "eps": 1e-8, "start": 0.5, "every": 3,
+         "adamw_lr": 0.05}, NewtonMuonPeer, _LINES,
+    ),
     InputPeer(
         "polyak_sgd", "optax.polyak_sgd",
         {"lr": 1.0, "max_lr": 0.05, "f_min": -0.1, "eps": 1e-3},

@@ -63,7 +63,8 @@ def test_torch_jax_and_arrays_take_the_inputs(row: InputPeer) -> None:
             reference.step(gradient(reference.params), inputs=inputs_of(rule, reference.params))
             on_arrays.step(gradient(arrays), **inputs_of(rule, arrays))
             inputs = inputs_of(rule, [t.detach().numpy() for t in tensors])
-            in_torch.step(closure, inputs={k: [*map(torch.tensor, v)] for k, v in inputs.items() if k != "loss"})
+            read = {k: [x if x is None else torch.tensor(x) for x in v] for k, v in inputs.items() if k != "loss"}
+            in_torch.step(closure, inputs=read)
             grads = gradient_of(jax.numpy)(leaves)
             leaves, state = rulec.jax.step(rule, leaves, grads, state, **inputs_of(rule, leaves), **hyper)
     for expected, *results in zip(reference.params, arrays, tensors, leaves, strict=True):
