@@ -106,6 +106,29 @@ def test_every_rule_does_on_a_device_what_it_does_on_the_host(name: str, residen
     check_close(ours, theirs, tolerance(rule))
 
 
+@pytest.mark.parametrize("resident", [False, True])
+def test_quantiles_of_stacked_tensors_are_those_of_each(resident: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tensor of several matrices has its own share, a number that the host does not know."""
+    monkeypatch.setattr(
+        "tests.runtime.test_device.SHAPES", [(2, 3, 4), (2, 3, 4), (5,), (2, 3, 4), (5,), (3, 4), (3, 4), ()]
+    )
+    rule = rulec.parse("""
+name: Quantiles
+state: {m: 0, limit: {init: 0, per: tensor}, r: {init: 0, per: row}}
+step: |
+  m = 0.5*m + g
+  share = 1/(1 + norm(g))
+  limit = quantile(abs(m), 1 - share)
+  r = r + median(m, per="row") + quantile(m, share, per="matrix")
+  direction = clip(m, -limit, limit) + r*quantile(p, 0.3, per="col", interpolation="higher")
+""")
+    ours, theirs = Run(rule, Elsewhere(), resident), Run(rule, Here())
+    for seed, fired in enumerate(FIRED):
+        ours.step(seed, fired)
+        theirs.step(seed, fired)
+    check_close(ours, theirs, 1e-12)
+
+
 @pytest.mark.parametrize(
     "name", ["adamw", "lamb", "adafactor", "prodigy", "muon", "nadam", "clip_by_global_norm >> adam", "shampoo"]
 )
