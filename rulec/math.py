@@ -18,15 +18,16 @@ from rulec.language.expr.node import Op
 from rulec.language.expr.static import BLOCKWISE, settings
 from rulec.language.tracing.author import author_error
 from rulec.language.tracing.trace import cond as traced_cond
+from rulec.language.tracing.trace import over_axes as traced_over_axes
 from rulec.language.tracing.value import Value, as_traced, current, operation, record
 
 __all__ = [
     "abs", "atan", "atan2", "axis", "block", "cbrt", "cholesky", "clip", "concat", "cond", "cos", "count_nonzero",
-    "diag", "dim", "eigh", "erf", "exp", "expm1", "eye", "floor", "hypot", "index", "inverse_root", "isfinite", "log",
-    "log1p", "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean", "median", "min", "minimum",
-    "newton_schulz", "norm", "normal", "qr", "quantile", "rms", "round", "rsqrt", "sigmoid", "sign", "sin",
-    "singular_vectors", "softmax", "softplus", "solve", "sqrt", "std", "sum", "tanh", "topk", "transpose", "tril",
-    "triu", "uniform", "variance", "where",
+    "diag", "dim", "eigh", "erf", "exp", "expm1", "eye", "floor", "gram", "hypot", "index", "inverse_root",
+    "isfinite", "log", "log1p", "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean",
+    "median", "min", "minimum", "newton_schulz", "norm", "normal", "over_axes", "qr", "quantile", "rms", "round",
+    "rsqrt", "sigmoid", "sign", "sin", "singular_vectors", "softmax", "softplus", "solve", "sqrt", "std", "sum",
+    "tanh", "topk", "transpose", "tril", "triu", "uniform", "variance", "where",
 ]  # fmt: skip
 
 #: The axes of an array that a reduction to each level removes; a vector is one row.
@@ -233,6 +234,21 @@ def cond(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] =
     return then() if np.all(condition) else otherwise()
 
 
+def over_axes(ndim: Any, body: Callable[..., Any], *values: Any) -> Any:
+    """`body(i, *values)` for each axis `i` of a tensor: a loop over `range(ndim)`.
+
+    Every pass gets the values that the one before it returned, as many as are given here: none, one, or a tuple. The
+    values of the last one are the result. `body` may assign states, such as `s.l[i]`.
+    """
+    if isinstance(ndim, Value):
+        return traced_over_axes(ndim, body, values)
+    result: Any = None if not values else values[0] if len(values) == 1 else values
+    for i in range(int(ndim)):
+        result = body(i, *values)
+        values = () if result is None else result if isinstance(result, tuple) else (result,)
+    return result
+
+
 def median(a: Any, b: Any = None, c: Any = None, per: str | None = None) -> Any:
     """The quantile 0.5 of one value, one left per `per`; or the middle one of three values, elementwise."""
     values = [x for x in (a, b, c) if x is not None]
@@ -342,11 +358,21 @@ def quantile(x: Any, q: Any, per: str = "tensor", interpolation: str = "linear")
     return _reduce("quantile", compute, np.asarray(x), per)
 
 
-def matmul(a: Any, b: Any, per: str | Level = "matrix") -> Any:
-    """Product of two matrices, as `a @ b`."""
-    if not isinstance(per, Level):
-        return a @ b
-    return _blockwise("matmul", a, b, per=per)
+def matmul(a: Any, b: Any, axis: Any = None, per: str | Level = "matrix") -> Any:
+    """Product of two matrices, as `a @ b`; with `axis=i`, dimension `i` of a tensor times the rows of a matrix."""
+    if axis is None:
+        return _blockwise("matmul", a, b, per=per) if isinstance(per, Level) else a @ b
+    if isinstance(a, Value) or isinstance(b, Value):
+        return record("matmul", a, b, axis=axis, per=per)
+    return np.moveaxis(np.tensordot(a, b, (axis, 0)), -1, axis)
+
+
+def gram(x: Any, axis: Any = 0) -> Any:
+    """The square matrix of inner products of the parts of a tensor at each two indices of dimension `axis`."""
+    if isinstance(x, Value):
+        return record("gram", x, axis=axis)
+    rows = np.moveaxis(x, axis, 0).reshape(np.shape(x)[axis], -1)
+    return rows @ rows.T
 
 
 def transpose(x: Any, per: str | Level = "matrix") -> Any:

@@ -24,7 +24,7 @@ NAN, NIL, INFINITE = const(float("nan")), const(0), const(float("inf"))
 #: Zero in, zero out.
 _KEEPS_ZERO = (
     Op.SUM, Op.MEAN, Op.NORM, Op.RMS, Op.MIN, Op.MAX, Op.COUNT_NONZERO, Op.TRANSPOSE, Op.NEWTON_SCHULZ, Op.DIAG,
-    Op.TRIU, Op.TRIL, Op.SLICE,
+    Op.TRIU, Op.TRIL, Op.SLICE, Op.GRAM,
 )  # fmt: skip
 _PLAIN = (Op.MEAN, Op.MIN, Op.MAX)
 _NOTHING: frozenset[str] = frozenset()
@@ -108,6 +108,9 @@ class Fold:
             return NIL
         return right if left is const(1) else left if right is const(1) else None
 
+    def product_along(self, x: Node, q: Node, _: Node) -> Node | None:
+        return NIL if NIL in (x, q) and self._finite(q if x is NIL else x) else None
+
     def divide(self, left: Node, right: Node) -> Node | None:
         if left is NIL and self._not_zero(right):
             return NIL
@@ -190,8 +193,9 @@ def _between(left: Node, right: Node) -> Node | None:
     return None
 
 
-_IDENTITIES = {
+_IDENTITIES: Mapping[Op, Callable[..., Node | None]] = {
     Op.ADD: Fold.add, Op.SUB: Fold.subtract, Op.MUL: Fold.multiply, Op.DIV: Fold.divide, Op.POW: Fold.power,
     Op.MINIMUM: Fold.least, Op.MAXIMUM: Fold.greatest, Op.AND: Fold.both, Op.OR: Fold.either, Op.MATMUL: Fold.multiply,
     Op.QUANTILE: Fold.quantile,
+    Op.MODE_PRODUCT: Fold.product_along,
 }  # fmt: skip

@@ -59,7 +59,7 @@ class LinearForms:
             return _sum(value, args[0], args[1])
         if value.op in _LINEAR:
             return Form(node(value.op, args[0].part, *value.args[1:], value.arg), args[0].homogeneous)
-        if value.op in (Op.MUL, Op.MATMUL) and any(a.free for a in args):
+        if value.op in (Op.MUL, Op.MATMUL, Op.MODE_PRODUCT) and any(a.free for a in args[:2]):
             return _product(value, args[0], args[1])
         if value.op is Op.DIV and args[1].free:
             return Form(node(Op.DIV, args[0].part, value.args[1]), args[0].homogeneous)
@@ -79,8 +79,9 @@ def _sum(value: Node, left: Form, right: Form) -> Form:
 
 
 def _product(value: Node, left: Form, right: Form) -> Form:
-    parts = [form.part or operand for form, operand in zip((left, right), value.args, strict=True)]
-    return Form(node(value.op, *parts), left.homogeneous or right.homogeneous)
+    first, second, *axis = value.args
+    parts = [form.part or operand for form, operand in ((left, first), (right, second))]
+    return Form(node(value.op, *parts, *axis), left.homogeneous or right.homogeneous)
 
 
 #: Format -> its largest spacing in parts of a value: of bfloat16 between numbers, of block formats below the maximum.

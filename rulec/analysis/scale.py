@@ -43,6 +43,7 @@ _SAME = (
 _ROOTS = {op: degree for op, degree in _DEGREES.items() if degree.denominator > 1}
 _ALIKE = (*(op for op, degree in _DEGREES.items() if degree == 1 and op not in _SAME), Op.CONCAT)
 _UNSCALED = (Op.SIGN, Op.ISFINITE, Op.COUNT_NONZERO, Op.NOT, Op.AND, Op.OR, Op.EYE, Op.INDEX)
+_PRODUCTS = (Op.MUL, Op.MATMUL, Op.MODE_PRODUCT)
 _DIRECTIONS = (Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS)
 
 
@@ -123,8 +124,10 @@ class Degrees:
         if op.kind is Kind.COMPARE or op is Op.FLOORDIV:
             self._alike(value, *args)
             return NONE
-        if op in (Op.MUL, Op.MATMUL):
+        if op in _PRODUCTS:
             return args[0].times(args[1])
+        if op is Op.GRAM:
+            return args[0].times(args[0])
         if op is Op.DIV:
             return args[0].times(args[1], Fraction(-1))
         if op is Op.SOLVE:
@@ -184,11 +187,11 @@ class Degrees:
             free = hyper is not None and value.arg != "lr" and not hyper.static and ZERO in range_of(hyper)
             return str(value.arg) if free else None
         args = [self.vanishing[a] for a in value.args]
-        if value.op in (Op.MUL, Op.MATMUL):
+        if value.op in _PRODUCTS:
             return args[0] or args[1]
         if value.op is Op.POW and value.args[1].op is Op.CONST and cast(float, value.args[1].arg) > 0:
             return args[0]
-        if value.op is Op.DIV or (value.op in (*_SAME, *_ROOTS) and value.op is not Op.RSQRT):
+        if value.op in (Op.DIV, Op.GRAM) or (value.op in (*_SAME, *_ROOTS) and value.op is not Op.RSQRT):
             return args[0]
         return None
 

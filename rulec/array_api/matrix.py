@@ -41,6 +41,8 @@ def matrix_functions(of: Functions) -> Mapping[Op, Callable[..., Any]]:
         of,
         {
             Op.MATMUL: of.matmul,
+            Op.MODE_PRODUCT: functions.mode_product,
+            Op.GRAM: functions.gram,
             Op.TRANSPOSE: of.transposed,
             Op.EYE: functions.eye,
             Op.DIAG: functions.diag,
@@ -99,6 +101,22 @@ class _MatrixFunctions:
             return of.cast(of.filled(finite, compute(of.filled(finite, x, 0), *numbers), math.nan), x.dtype)
 
         return guarded
+
+    def mode_product(self, x: Any, q: Any, n: Any, before: Any, after: Any) -> Any:
+        """A dimension of tensors, each a matrix of its elements in order, multiplied by the rows of matrices.
+
+        The dimension has `n` indices, with `before` elements in the dimensions before it and `after` behind it.
+        """
+        xp, n, before, after = self.of.xp, int(n), int(before), int(after)
+        rows = xp.swapaxes(x.reshape(len(x), before, n, after), 2, 3).reshape(len(x), before * after, n)
+        product = self.of.matmul(rows, q).reshape(len(x), before, after, n)
+        return xp.swapaxes(product, 2, 3).reshape(x.shape)
+
+    def gram(self, x: Any, n: Any, before: Any, after: Any) -> Any:
+        """The inner products of all pairs of indices of a dimension, which is as that of `mode_product`."""
+        n, before, after = int(n), int(before), int(after)
+        rows = self.of.xp.swapaxes(x.reshape(len(x), before, n, after), 1, 2).reshape(len(x), n, before * after)
+        return self.of.matmul(rows, self.of.transposed(rows))
 
     def eye(self, n: Any) -> Any:
         """The identity, with as many rows as this."""

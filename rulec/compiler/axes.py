@@ -29,7 +29,7 @@ from rulec.compiler.widen import realized
 from rulec.errors import RuleError
 from rulec.language.expr.counts import Count, level_text
 from rulec.language.expr.node import Kind, Node, Op, const, node, rewrite, walk
-from rulec.language.expr.static import letters_of, settings
+from rulec.language.expr.static import ALONG, letters_of, settings, statics
 from rulec.language.expr.text import short_text
 from rulec.language.rule_data import RuleData
 from rulec.language.source import Span, rule_error
@@ -109,7 +109,11 @@ class AxisInference:
     def _unhoisted(self, value: Node) -> Node:
         """The node with hoisted operands in place of columns of the scalar table: one of them may be an extent."""
         columns = self.program.columns
-        return node(value.op, *(columns[a.arg].value if a.op is Op.SCALAR else a for a in value.args), value.arg)  # type: ignore[call-overload]
+        arg = value.arg
+        if value.op in ALONG:
+            extent, *numbers = statics(value)
+            arg = (self.extents.one(extent), *numbers)
+        return node(value.op, *(columns[a.arg].value if a.op is Op.SCALAR else a for a in value.args), arg)  # type: ignore[call-overload]
 
     def _leaf(self, value: Node) -> Axes:
         if value.op is Op.LOAD:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -11,8 +12,10 @@ from rulec.compiler.across_shapes import WIDE_LEVELS, AcrossShapes, is_wide
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.indices import fuse, index_of
 from rulec.compiler.ir import (
+    COLS,
     LEVEL_AXES,
     PLAIN,
+    ROWS,
     Axes,
     Buffer,
     Memory,
@@ -47,10 +50,11 @@ from rulec.language.expr.node import (
     rewrite,
     walk,
 )
-from rulec.language.expr.static import lowered
+from rulec.language.expr.static import ALONG, is_lowered, lowered
 from rulec.language.expr.text import expression_text
 from rulec.language.inputs import LIKE_P, InputKind, matrices_of
 from rulec.language.rule_data import (
+    FLATTENED,
     Assign,
     Branch,
     RuleData,
@@ -59,6 +63,7 @@ from rulec.language.rule_data import (
     assignments,
     conditions,
     differs_by_shape,
+    placed_level,
 )
 from rulec.language.source import Span, rule_error
 from rulec.language.statistics import PREFIX, STORED, UPDATE, Watched, is_joint
@@ -133,28 +138,47 @@ class _Lowering:
         return value if truth is None else value.args[1 if truth else 2]
 
     def _of_shape(self, value: Node) -> Node:
-        """A level `axis(i)` or `block(n)` as a level of this tensor's matrices; `dim(i)` and `index` of its shape."""
+        """What is of axes or blocks, as it is for this tensor; `dim(i)` and `index` of its shape."""
         if value.op is Op.INDEX:
             return index_of(self.rule, value, self.known, self.span)
         if value.op is Op.DIM:
-            number = number_known(value.args[0], self.known)
-            count = int(self.known["ndim"])
-            if number is None:
-                raise rule_error(
-                    f"dim({expression_text(value.args[0])}) must be known when a kernel is made: make it of numbers "
-                    f"and shape facts", self.span,
-                )  # fmt: skip
-            if not float(number).is_integer() or not -count <= number < count:
-                said = expression_text(value.args[0])
-                raise rule_error(
-                    f"a tensor of {count} dimensions has no dim({said}): put it under a condition on ndim", self.span
-                )
-            return node(Op.FACT, extent(int(number) % count))
+            return self._extent(self._dimension("dim({})", value.args[0]))
+        if value.op in ALONG and not is_lowered(value):
+            *operands, number = value.args
+            return node(value.op, *operands, *self._along(self._dimension("axis={}", number)))
         if value.op.kind is Kind.REDUCE and value.arg in PLACED:
             return node(
                 value.op, value.args[0], placed_as(self.rule, str(value.arg), value.args[1], self.known, self.span)
             )
         return value
+
+    def _dimension(self, text: str, number: Node) -> int:
+        """The dimension that a number in a call stands for; RuleError, with the call as `text`, where there is none."""
+        known, said = number_known(number, self.known), text.format(expression_text(number))
+        count = int(self.known["ndim"])
+        if known is None:
+            raise rule_error(
+                f"{said} must be known when a kernel is made: make it of numbers and shape facts", self.span
+            )
+        if not float(known).is_integer() or not -count <= known < count:
+            size = f"{count} dimension{'' if count == 1 else 's'}"
+            raise rule_error(f"a tensor of {size} has no {said}: put it under a condition on ndim", self.span)
+        return int(known) % count
+
+    def _extent(self, dimension: int) -> Node:
+        """The extent of a dimension: where it is all rows or all columns of the matrix, these."""
+        count = int(self.known["ndim"])
+        if self.rule.view == FLATTENED and not placed_level(self.rule):
+            if dimension == 0 and count > 1:
+                return ROWS
+            if dimension == count - 1 < 2:
+                return COLS
+        return node(Op.FACT, extent(dimension))
+
+    def _along(self, dimension: int) -> tuple[Node, Node, Node]:
+        """The extent of a dimension, and the numbers of elements before it and after it."""
+        sizes = [self._extent(k) for k in range(int(self.known["ndim"]))]
+        return sizes[dimension], _product(sizes[:dimension]), _product(sizes[dimension + 1 :])
 
     def _limited(self, value: Node) -> Node:
         """A reduction over several tensors, limited to those on the arms around the line."""
@@ -222,6 +246,12 @@ class _Lowering:
 
     def _branch(self, line: Branch) -> None:
         self.span = line.span
+        if any(n.op is Op.DIM for n in walk([line.condition])):
+            # A dimension that the tensor lacks has no extent, and the rest of the condition may decide without it.
+            decided = decide(line.condition, self.known)
+            if decided is not None:
+                self._arm(line, decided)
+                return
         condition = self.expression(line.condition)
         self.note_sites(condition, "if")
         decided = decide(condition, self.known)
@@ -270,6 +300,11 @@ class _Lowering:
     def _widened(self, value: Node, axes: Axes) -> Node:
         """The value with these axes: it has fewer where the line, or this arm of a branch, needs no more."""
         return widened(_numeric(value), axes, self.axes) if self._joins or not axes.number else value
+
+
+def _product(factors: Sequence[Node]) -> Node:
+    """The product of some extents."""
+    return functools.reduce(lambda a, b: node(Op.MUL, a, b), factors) if factors else const(1)
 
 
 def _of_operations(value: Node) -> Node:

@@ -130,6 +130,32 @@ def _product_axes(value: Node, operands: Sequence[Axes]) -> Axes:
     return Axes(AXES, first.rows, second.cols)
 
 
+def _whole(value: Node, operand: Axes) -> Node:
+    """The extent of the dimension of a function along one; RuleError where its operand is no whole tensor."""
+    if not operand.elementwise:
+        raise RuleError(
+            f"{value.op.symbol} along an axis needs a tensor of the parameter's shape, and "
+            f"{short_text(value.args[0])!r} has another"
+        )
+    return statics(value)[0]
+
+
+def _mode_product_axes(value: Node, operands: Sequence[Axes]) -> Axes:
+    extent, (first, second) = _whole(value, operands[0]), operands
+    if second.rows is not extent or second.cols is not extent:
+        sides = " by ".join("1" if x is None else short_text(x) for x in (second.rows, second.cols))
+        raise RuleError(
+            f"matmul along an axis needs a square matrix of its extent {short_text(extent)}, and "
+            f"{short_text(value.args[1])!r} is {sides}"
+        )
+    return first
+
+
+def _gram_axes(value: Node, operands: Sequence[Axes]) -> Axes:
+    extent = _whole(value, operands[0])
+    return Axes(AXES, extent, extent)
+
+
 def _same_axes(_: Node, operands: Sequence[Axes]) -> Axes:
     return operands[0]
 
@@ -207,6 +233,8 @@ MATRIX: Mapping[Op, MatrixFunction] = {
     op: MatrixFunction(axes, NUMPY_MATRIX[op], matrices, None if op in _WITHOUT_DIGITS else EXACT_MATRIX[op])
     for op, matrices, axes in (
         (Op.MATMUL, 2, _product_axes),
+        (Op.MODE_PRODUCT, 2, _mode_product_axes),
+        (Op.GRAM, 1, _gram_axes),
         (Op.TRANSPOSE, 1, lambda _, operands: Axes(AXES, operands[0].cols, operands[0].rows)),
         (Op.EYE, 0, lambda value, _: Axes(AXES, *statics(value), *statics(value))),
         (Op.DIAG, 0, _diagonal_axes),

@@ -36,7 +36,7 @@ from rulec.runtime.buckets.scalar_table_device import known_number
 from rulec.runtime.stages.evaluate import GapEvaluator
 
 #: Matrix functions that every device has in float32 and narrower.
-_ANYWHERE = frozenset({Op.MATMUL, Op.NEWTON_SCHULZ})
+_ANYWHERE = frozenset({Op.MATMUL, Op.MODE_PRODUCT, Op.GRAM, Op.NEWTON_SCHULZ})
 
 
 class Gaps(GapEvaluator):

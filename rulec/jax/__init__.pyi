@@ -11,6 +11,7 @@ from rulec.jax import contrib as contrib
 from rulec.jax.checkpoint import load as load
 from rulec.jax.checkpoint import load_params as load_params
 from rulec.jax.checkpoint import save as save
+from rulec.jax.covariance import covariance as covariance
 from rulec.jax.eager.scan import eager_scan as eager_scan
 from rulec.jax.eager.scan import eager_step as eager_step
 from rulec.jax.exchange import from_optax as from_optax

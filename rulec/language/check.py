@@ -15,9 +15,20 @@ from rulec.language.evaluations import START, check_passes, gradient_of
 from rulec.language.expr.counts import bare_problem, levels_text
 from rulec.language.expr.names import BESIDE_STATES, RESERVED, declared_problem, name_problem, short
 from rulec.language.expr.node import LEVELS, PLACED, Kind, Node, Op, const, names_in, walk
+from rulec.language.expr.static import ALONG
 from rulec.language.hyper import Hyper, resolve_hyper, well_known_range
 from rulec.language.inputs import matrices_of
-from rulec.language.rule_data import AnyRule, Assign, Branch, RuleData, Statement, assignments, conditions, placed_level
+from rulec.language.rule_data import (
+    FLATTENED,
+    AnyRule,
+    Assign,
+    Branch,
+    RuleData,
+    Statement,
+    assignments,
+    conditions,
+    placed_level,
+)
 from rulec.language.sizes import entries, lists_of
 from rulec.language.source import Source, Span, did_you_mean, rule_error
 
@@ -48,6 +59,7 @@ def check_rule(rule: AnyRule) -> AnyRule:
     check_passes(rule)
     check_defaults(rule)
     _check_placed(rule)
+    _check_along(rule)
     return rule
 
 
@@ -175,6 +187,18 @@ def _check_placed(rule: RuleData) -> None:
         raise rule_error(message, matrix.span)
     if rule.view:
         raise rule_error(f"{rule.name} has {placed} and also a view of tensors as matrices: {_ONE_WAY}")
+
+
+def _check_along(rule: RuleData) -> None:
+    """RuleError for a matrix function along an axis, where the view of a tensor is not one matrix."""
+    if rule.view == FLATTENED:
+        return
+    for value, span in _values(rule):
+        for part in walk([value]):
+            if part.op in ALONG:
+                raise rule_error(
+                    f"{part.op.symbol} along an axis needs each tensor as one matrix: add view: {{flatten: rest}}", span
+                )
 
 
 def _values(rule: RuleData) -> list[tuple[Node, Span | None]]:

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 from rulec.errors import RuleError
 from rulec.language.expr.counts import level_text
 from rulec.language.expr.node import FACTS, PLACED, Kind, Node, Op, name, names_in, node, walk
-from rulec.language.expr.static import settings
+from rulec.language.expr.static import ALONG, settings
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range, with_start
 from rulec.language.inputs import InputKind, matrices_of
 from rulec.language.library.folder import library_folder
@@ -29,6 +29,10 @@ AnyRule = TypeVar("AnyRule", bound="RuleData")
 
 #: The learning rate of a rule that says nothing else.
 RATE = name("lr")
+
+
+#: The view of every tensor as one matrix, of its first dimension and the rest.
+FLATTENED: Mapping[str, str] = {"flatten": "rest"}
 
 
 @dataclass(frozen=True)
@@ -390,8 +394,9 @@ def placed_level(rule: RuleData) -> str:
 
 @functools.lru_cache(maxsize=256)
 def counts_dimensions(rule: RuleData) -> bool:
-    """Whether a rule has a level `axis(i)` or `block(n)`, or reads `dim(i)` or `index`."""
-    return bool(placed_level(rule)) or any(n.op in (Op.DIM, Op.INDEX) for n in walk(rule.expressions))
+    """Whether a rule has a level `axis(i)` or `block(n)`, `dim(i)`, `index`, or a matrix function along an axis."""
+    known = (Op.DIM, Op.INDEX, *ALONG)
+    return bool(placed_level(rule)) or any(n.op in known for n in walk(rule.expressions))
 
 
 @functools.lru_cache(maxsize=256)

@@ -2794,6 +2794,37 @@ class EFSignSGD(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class EKFAC(RuleOptimizer):
+    """The gradient divided by a running mean of its squares, in the eigenbasis of K-FAC's factors."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        beta: float = 0.95,
+        beta_s: float = 0.75,
+        damping: float = 0.0001,
+        every: float = 10.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class EXAdam(RuleOptimizer):
     """Adam whose moments correct each other, with a step along the gradient itself."""
 
@@ -3005,6 +3036,36 @@ class FOCUS(RuleOptimizer):
         gamma: float = 0.1,
         weight_decay: float = 0.0,
         *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class FOOF(RuleOptimizer):
+    """The gradient times the damped inverse of the second moment of a layer's inputs."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        beta: float = 0.95,
+        damping: float = 1.0,
+        every: float = 10.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -3414,6 +3475,36 @@ class KATE(RuleOptimizer):
         lr: float | torch.Tensor = 0.001,
         eta: float = 0.0,
         eps: float = 1e-08,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class KFAC(RuleOptimizer):
+    """The gradient between damped inverses of the second moments of a layer's output gradients and of its inputs."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        beta: float = 0.95,
+        damping: float = 0.01,
+        every: float = 10.0,
         *,
         weight_decay: float = 0.0,
         weight_decouple: bool = True,
@@ -4365,6 +4456,40 @@ class Nesterov(RuleOptimizer):
         weight_decay: float = 0.0,
         weight_decouple: bool = False,
         fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class NewtonMuon(RuleOptimizer):
+    """Muon on the gradient times the damped inverse of the second moment of a layer's inputs."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.00036,
+        momentum: float = 0.95,
+        beta: float = 0.95,
+        ridge: float = 0.2,
+        eps: float = 1e-08,
+        start: float = 0.001,
+        every: float = 32.0,
+        adamw_lr: float = 0.0036,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.01,
+        *,
+        ns_form: str | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -5679,6 +5804,37 @@ class SOAP(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class SOAPAxes(RuleOptimizer):
+    """Adam in the eigenbases of Shampoo's covariances, one for each axis of a tensor."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.003,
+        betas: tuple[float, float] = (0.95, 0.95),
+        eps: float = 1e-08,
+        every: float = 10.0,
+        max_dim: float = 10000.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class SPAM(RuleOptimizer):
     """Adam with spikes of gradients cut, whose moments begin anew every so often, with steps that grow again."""
 
@@ -6162,6 +6318,39 @@ class Shampoo(RuleOptimizer):
         weight_decouple: bool = False,
         fixed_decay: bool = False,
         momentum: float = 0,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class ShampooAxes(RuleOptimizer):
+    """A gradient preconditioned along each axis by a root of its summed covariance."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.1,
+        eps: float = 0.0001,
+        every: float = 10.0,
+        max_dim: float = 10000.0,
+        lr_decay: float = 0.0,
+        initial: float = 0.0,
+        adagrad_eps: float = 1e-10,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = False,
+        fixed_decay: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,

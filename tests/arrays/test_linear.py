@@ -35,6 +35,12 @@ SYMMETRIC = X @ X.swapaxes(1, 2) + np.eye(4) * [[[1.0]], [[-9.0]], [[2.0]]]
 #: Matrices of four rows and two columns, each two symmetric matrices one below the other.
 PAIRS_OF_ROWS = np.concatenate([SYMMETRIC[:2, :2, :2], SYMMETRIC[:2, 2:, 2:]], axis=1)[[0, 0, 1]]
 
+#: Three tensors of four by three by two as matrices, and of each axis: its extent and the elements before and after
+#: it, and a square matrix for each tensor.
+TENSORS = DRAWN.normal(size=(3, 4, 6))
+SIDES = {0: (4.0, 1.0, 6.0), 1: (3.0, 4.0, 2.0), 2: (2.0, 12.0, 1.0)}
+SQUARES = {k: DRAWN.normal(size=(3, int(sides[0]), int(sides[0]))) for k, sides in SIDES.items()}
+
 #: Vectors with equal values, the third with no number.
 TIED = np.array([[4.0, 1.0, 4.0, 4.0], [2.0, -3.0, 7.0, 0.0], [5.0, np.nan, 1.0, np.inf]])[:, :, None]
 
@@ -68,6 +74,8 @@ CALLS: Mapping[str, tuple[Op, tuple[Any, ...], dict[str, Any]]] = {
     "cholesky": (Op.CHOLESKY, (SYMMETRIC,), {}), "solve": (Op.SOLVE, (X, B), {"kind": "full"}),
     "solve upper": (Op.SOLVE, (SINGULAR, B), {"kind": "upper"}),
     "solve lower": (Op.SOLVE, (SINGULAR, B), {"kind": "lower"}),
+    **{f"along axis {k}": (Op.MODE_PRODUCT, (TENSORS, SQUARES[k], *SIDES[k]), {}) for k in (0, 1, 2)},
+    **{f"gram of axis {k}": (Op.GRAM, (TENSORS, *SIDES[k]), {}) for k in (0, 1, 2)},
     **{f"newton_schulz {name}": (Op.NEWTON_SCHULZ, (X, 9), {"dtype": "float64", "coefficients": name})
        for name in SCHEDULES},
     "newton_schulz in its own dtype": (Op.NEWTON_SCHULZ, (X, 5), {"dtype": None}),
@@ -189,6 +197,18 @@ def test_a_quantile_has_no_largest_number_of_elements() -> None:
         torch.quantile(torch.zeros(1).expand((1 << 24) + 1), 0.5)
     x = np.broadcast_to(np.arange(4096, dtype=np.float32), (1, 4097, 4096))
     assert NUMPY_MATRIX[Op.QUANTILE](x, 0.5).item() == 2047.5
+
+
+@pytest.mark.parametrize("axis", SIDES)
+def test_products_along_an_axis_are_contractions(axis: int) -> None:
+    tensors, rest = TENSORS.reshape(3, 4, 3, 2), [k for k in range(3) if k != axis]
+    for one, square, product, gram in zip(
+        tensors, SQUARES[axis], NUMPY_MATRIX[Op.MODE_PRODUCT](TENSORS, SQUARES[axis], *SIDES[axis]),
+        NUMPY_MATRIX[Op.GRAM](TENSORS, *SIDES[axis]), strict=True,
+    ):  # fmt: skip
+        wanted = np.moveaxis(np.tensordot(one, square, (axis, 0)), -1, axis)
+        np.testing.assert_allclose(product.reshape(4, 3, 2), wanted, rtol=1e-13, atol=1e-13)
+        np.testing.assert_allclose(gram, np.tensordot(one, one, (rest, rest)), rtol=1e-13, atol=1e-13)
 
 
 def test_the_largest_values_are_torchs_and_of_equal_ones_the_first() -> None:

@@ -29,7 +29,7 @@ CALLS: dict[Op, tuple[tuple[Any, ...], bool]] = {
 #: Functions whose values are in tests/arrays/test_linear.py, and those of `index` in test_indices.py.
 LINEAR = {
     Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.SLICE, Op.CONCAT, Op.SOLVE, Op.CHOLESKY, Op.TOPK, Op.IN_BLOCKS, Op.INDEX,
-    Op.QUANTILE,
+    Op.QUANTILE, Op.MODE_PRODUCT, Op.GRAM,
 }  # fmt: skip
 
 

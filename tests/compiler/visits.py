@@ -38,6 +38,7 @@ USES: dict[str, str] = {
     **{f: f"{f}({{x}}, 0.5*{{x}})" for f in ("minimum", "maximum", "atan2", "hypot")},
     "isfinite": "where(isfinite({x}), {x}, 0)", "where": "where({x} > 0, {x}, -{x})",
     "clip": "clip({x}, -{x}, {x})", "median": "median({x}, 0.5, {x}*{x})", "dim": "({x}*dim(0))",
+    "gram": "matmul({x}, gram({x}, axis=0), axis=0)",
     "matmul": "matmul({x}, eye(cols))", "transpose": "transpose(transpose({x}))", "eye": "(eye(rows) @ {x})",
     "index": "({x}*(1 + index()))",
     "diag": f"(diag(diag({_SQUARE})) @ {{x}})", "concat": "concat({x}, {x})[:rows]",
@@ -56,7 +57,7 @@ OPERATORS: dict[str, str] = {
 }  # fmt: skip
 
 #: Words of an expression that has a meaning for matrices alone.
-_MATRICES = re.compile(r"@|rows|cols|matmul|transpose|tri[ul]|newton|qr\(|\[|dim\(|topk|per=.(row|col)")
+_MATRICES = re.compile(r"@|rows|cols|matmul|transpose|tri[ul]|newton|qr\(|\[|dim\(|axis=|topk|per=.(row|col)")
 
 _P, _G = np.ones((3, 4), np.float32), np.full((3, 4), 0.5, np.float32)
 
@@ -72,6 +73,7 @@ def shared_rule(use: str, count: int) -> Rule:
             lines.append(f"a{k + 1} = {use.format(x=x)}*{x} + 0.5*{x}")
     lines += [f"m = 0.9*m + a{count}", f"direction = norm(a{count})*m"]
     of_matrices = "applies_to: ndim == 2\notherwise: sgd\n" if _MATRICES.search(use) else ""
+    of_matrices += "view: {flatten: rest}\n" if "axis=0" in use else ""
     body = "".join(f"  {line}\n" for line in lines)
     return rulec.parse(f"name: F\n{of_matrices}state: {{m: 0}}\nstep: |\n{body}")
 

@@ -89,6 +89,8 @@ def _larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
         ),
         st.builds(_built, st.just(Op.SOLVE), inner, inner, st.sampled_from([(kind,) for kind in KINDS])),
         st.builds(_built, st.just(Op.CONCAT), inner, inner, st.sampled_from([(0,), (1,)])),
+        st.builds(_built, st.just(Op.MODE_PRODUCT), inner, inner, _counts),
+        st.builds(_built, st.just(Op.GRAM), inner, _counts),
         st.builds(_built, st.just(Op.EYE), _counts),
         st.builds(_in_blocks, st.sampled_from([*BLOCKWISE]), inner, _counts),
         st.builds(_built, st.sampled_from([Op.UNIFORM, Op.NORMAL]), inner, _counts, _counts, st.integers(0, 9)),

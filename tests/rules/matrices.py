@@ -7,6 +7,7 @@ in float32 or bfloat16 whatever it is given, the names that say so hold float64 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -86,8 +87,9 @@ class SOAP(pytorch_optimizer.SOAP):
 
     def update_pre_conditioner(self, grad: torch.Tensor, state: dict[str, Any], *args: Any, **keywords: Any) -> None:
         if state["Q"] is None:
-            g = grad.numpy()[None]
-            covariances = [g @ g.swapaxes(1, 2), g.swapaxes(1, 2) @ g]
+            sides = [(n, math.prod(grad.shape[:k]), math.prod(grad.shape[k + 1 :])) for k, n in enumerate(grad.shape)]
+            g = grad.numpy().reshape(1, len(grad), -1)
+            covariances = [MATRIX[Op.GRAM].compute(g, *each) for each in sides]
             bases = [MATRIX[Op.EIGH].compute(-(1 - state["shampoo_beta"]) * c) for c in covariances]
             state["Q"] = [torch.from_numpy(basis[0].copy()) for basis in bases]
         super().update_pre_conditioner(grad, state, *args, **keywords)
@@ -300,30 +302,38 @@ _ORTHOGONAL: tuple[Peer, ...] = (
     ),
 )  # fmt: skip
 
-_PRECONDITIONED: tuple[Peer, ...] = (
-    flattened(
-        routed(
-            torch_peer(
-                "shampoo", Shampoo,
-                lambda h: {"lr": h["lr"], "matrix_eps": h["eps"], "preconditioning_compute_steps": int(h["every"])},
-                {"lr": 0.1, "eps": 0.05, "every": 3, "adagrad_eps": 1e-3},
-                "theirs has no roots before the first multiple of `every`, and here from the first step on",
-            ),
-            torch_peer("adagrad", torch.optim.Adagrad, lambda h: {"lr": h["lr"], "eps": h["adagrad_eps"]}, {}),
-        )
-    ),
-    inside(
-        flattened(
-            routed(
-                torch_peer(
-                    "soap", SOAP, lambda h: {**adam_like(h), "precondition_frequency": int(h["every"])},
-                    {**_ADAM, "every": 9},
-                    "theirs sorts the bases by estimated eigenvalues, which it is kept from; both begin with the same "
-                    "eigenvectors of the first gradient's covariances, which are of less than full rank",
-                ),
-                _adam("adam"),
-            )
+
+def _shampoo(name: str, batches: bool = False) -> Peer:
+    """Theirs with a root for each dimension of matrices, and where `batches` of all others; Adagrad for the rest."""
+    return routed(
+        torch_peer(
+            name, Shampoo,
+            lambda h: {"lr": h["lr"], "matrix_eps": h["eps"], "preconditioning_compute_steps": int(h["every"])},
+            {"lr": 0.1, "eps": 0.05, "every": 3, "adagrad_eps": 1e-3},
+            "theirs has no roots before the first multiple of `every`, and here from the first step on",
         ),
+        torch_peer("adagrad", torch.optim.Adagrad, lambda h: {"lr": h["lr"], "eps": h["adagrad_eps"]}, {}),
+        batches=batches,
+    )  # fmt: skip
+
+
+def _soap(name: str, batches: bool = False) -> Peer:
+    """Theirs with a basis for each dimension of matrices, and where `batches` of all others; Adam for the rest."""
+    return routed(
+        torch_peer(
+            name, SOAP, lambda h: {**adam_like(h), "precondition_frequency": int(h["every"])}, {**_ADAM, "every": 9},
+            "theirs sorts the bases by estimated eigenvalues, which it is kept from; both begin with the same "
+            "eigenvectors of the first gradient's covariances, which are of less than full rank",
+        ),
+        _adam("adam"),
+        batches=batches,
+    )  # fmt: skip
+
+
+def _begun(peer: Peer) -> Peer:
+    """The row with theirs as ours is: SOAP's eigenvectors are the same at first."""
+    return inside(
+        peer,
         patched(
             **{
                 "pytorch_optimizer.optimizer.soap.torch": Instead(
@@ -332,7 +342,12 @@ _PRECONDITIONED: tuple[Peer, ...] = (
             }
         ),
         "theirs computes in float64, begins with our eigenvectors, and does not sort them",
-    ),
+    )
+
+
+_PRECONDITIONED: tuple[Peer, ...] = (
+    flattened(_shampoo("shampoo")), _shampoo("shampoo_axes", batches=True), _begun(flattened(_soap("soap"))),
+    _begun(_soap("soap_axes", batches=True)),
 )  # fmt: skip
 
 _LOW_RANK: tuple[Peer, ...] = (

@@ -26,7 +26,8 @@ SHAPES = ((5,), (), (6, 4), (4, 6), (5, 5), (2, 4, 3), (2, 2, 3, 3))
 #: One row for what is composed, and those of them that 50 digits can compute: without LAPACK's decompositions.
 FIRST = tuple({peer.composed: peer for peer in reversed(MATRICES)}.values())
 WITHOUT_DIGITS = (
-    "shampoo", "soap", "galore", "fira", "conda", "scalableshampoo", "dash", "splus", "kl_soap", "moso", "iso"
+    "shampoo", "shampoo_axes", "soap", "soap_axes", "galore", "fira", "conda", "scalableshampoo", "dash", "splus",
+    "kl_soap", "moso", "iso"
 )  # fmt: skip
 #: Rules that keep the singular values of weights: those of zero stay.
 FIXED = ("iso",)

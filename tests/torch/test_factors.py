@@ -33,6 +33,8 @@ CASES: dict[str, dict[str, Any]] = {
     "apollo_mini": {"gap": 2},
     "clip >> soap": {"every": 2},
     "soap + decay": {"every": 2},
+    "soap_axes": {"every": 2},
+    "shampoo_axes": {"every": 2},
 }
 
 
@@ -153,7 +155,7 @@ def refusals(rank: int) -> None:
 
 
 def everyday(rank: int) -> None:
-    steps_of(rank, ["soap"], LINES[:1], (2,))
+    steps_of(rank, ["soap", "soap_axes"], LINES[:1], (2,))
     refusals(rank)
 
 

@@ -10,7 +10,7 @@ from typing import TypeGuard, cast
 from rulec.language.evaluations import gradient_of
 from rulec.language.expr.node import FACTS, Kind, Node, Op, const, name, node, walk
 from rulec.language.expr.ops import SPECS
-from rulec.language.expr.static import LINEAR, settings
+from rulec.language.expr.static import ALONG, LINEAR, settings
 from rulec.language.expr.text import number_text
 from rulec.language.rule_data import Assign, Branch, RuleData, Statement, assignments
 
@@ -71,7 +71,7 @@ class _Lines:
         self.count: dict[str, int] = {}
         self.rule = rule
         self.numbers: set[str] | None = None
-        if any(part.op is Op.MATMUL for part in walk(rule.expressions)):
+        if any(part.op in (Op.MATMUL, *ALONG) for part in walk(rule.expressions)):
             states = (key for key, state in rule.state.items() if state.per in _NUMBERS)
             inputs = (key for key, kind in rule.inputs.items() if kind == "scalar")
             self.numbers = {"t", "lr", *FACTS, *rule.hyper, *states, *inputs}
@@ -306,6 +306,13 @@ class _Printer:
             return notation % args[0], _TALL if notation.startswith(r"\frac") else _ATOM
         if value.op is Op.TRANSPOSE:
             return rf"{self._in(value.args[0], _ATOM)}^{{\top}}", _TALL
+        if value.op is Op.MODE_PRODUCT:
+            # Kolda and Bader's product of a mode multiplies by the columns of a matrix.
+            x, q = self._in(value.args[0], _PRODUCT), self._in(value.args[1], _ATOM)
+            return rf"{x} \times_{{{args[2]}}} {q}^{{\top}}", _PRODUCT
+        if value.op is Op.GRAM:
+            x = rf"{{{self._in(value.args[0], _ATOM)}}}_{{({args[1]})}}"
+            return rf"{x} \, {x}^{{\top}}", _PRODUCT
         if value.op is Op.NORM:
             level = "" if value.arg == "tensor" else f",{_level(value, args)}"
             return rf"\left\lVert {args[0]}\right\rVert_{{2{level}}}", _ATOM

@@ -153,7 +153,8 @@ def _opaque_name(op: Op, constants: tuple[Any, ...]) -> str:
 #: Operations without a constant of their own that sympy lacks.
 _PLAIN_OPAQUE = (
     Op.DIM, Op.INDEX, Op.TRANSPOSE, Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.CHOLESKY, Op.TOPK, Op.QR, Op.EIGH,
-    Op.SINGULAR_VECTORS, Op.INVERSE_ROOT, *(op for op in ELEMENTWISE if not SPECS[op].sympy and op is not Op.WHERE),
+    Op.SINGULAR_VECTORS, Op.INVERSE_ROOT, Op.GRAM,
+    *(op for op in ELEMENTWISE if not SPECS[op].sympy and op is not Op.WHERE),
 )  # fmt: skip
 
 #: Operations that sympy lacks, with the constants that have a name there: others cannot be read back.
@@ -187,7 +188,7 @@ def _opaque() -> dict[str, Callable[..., Node]]:
             functions[f"{op.symbol}_{draw}"] = lambda at, i, j, *, op=op, draw=draw: node(op, at, i, j, draw)
     for op, constants in _NAMED_OPAQUE:
         functions[_opaque_name(op, constants)] = lambda *args, op=op, constants=constants: node(op, *args, constants)
-    functions["matmul"] = lambda a, b: node(Op.MATMUL, a, b)
+    functions["matmul"] = lambda a, b, *axis: node(Op.MODE_PRODUCT if axis else Op.MATMUL, a, b, *axis)
     return functions | {f"{key}_block": _in_blocks(function) for key, function in functions.items()}
 
 

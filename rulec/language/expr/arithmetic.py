@@ -164,13 +164,28 @@ def _extent(dimension: float | None, known: Mapping[str, float]) -> float | None
     return known.get(extent(int(dimension + count if dimension < 0 else dimension)))
 
 
+def _lacks(dimension: float | None, known: Mapping[str, float]) -> bool:
+    """Whether a tensor with these facts has no such dimension."""
+    count = known.get("ndim")
+    return dimension is not None and count is not None and not -count <= dimension < count
+
+
+def _decided(op: Op, operands: Sequence[Any]) -> Any:
+    """The truth of `and` or `or` by one operand alone; None where these operands leave it open."""
+    if op is Op.AND and any(x == 0 for x in operands):
+        return np.float64(0)
+    return np.float64(1) if op is Op.OR and any(x != 0 for x in operands) else None
+
+
 def number_known(value: Node, known: Mapping[str, float]) -> float | None:
     """The value of an expression in float64; None where a part of it is not known.
 
     `known` has values of names, hyper-parameters and shape facts. Reductions, matrix functions and random numbers are
-    never known.
+    never known. A condition on a dimension that the tensor lacks is known where the rest of it decides, as in
+    `ndim > 2 and dim(2) <= 100`.
     """
     values: dict[Node, Any] = {}
+    absent: set[Node] = set()
     with np.errstate(all="ignore"):
         for part in walk([value]):
             if part.op is Op.CONST:
@@ -179,6 +194,11 @@ def number_known(value: Node, known: Mapping[str, float]) -> float | None:
                 values[part] = np.float64(known[str(part.arg)])
             elif part.op is Op.DIM and (size := _extent(values.get(part.args[0]), known)) is not None:
                 values[part] = np.float64(size)
+            elif part.op is Op.DIM and _lacks(values.get(part.args[0]), known):
+                absent.add(part)
             elif part.op in NUMPY and all(a in values for a in part.args):
                 values[part] = np.float64(NUMPY[part.op](*(values[a] for a in part.args)))
+            elif part.op in NUMPY and all(a in values or a in absent for a in part.args):
+                truth = _decided(part.op, [values[a] for a in part.args if a in values])
+                absent.add(part) if truth is None else values.setdefault(part, truth)
     return float(values[value]) if value in values else None

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from rulec.language.expr.arithmetic import number_known
 from rulec.language.expr.node import LEVELS, PLACED, Node, Op, const, node, walk
-from rulec.language.expr.static import STATIC, is_lowered, letters_of, settings, statics
+from rulec.language.expr.static import ALONG, STATIC, is_lowered, letters_of, settings, statics
 from rulec.language.expr.text import expression_text, short_text
 from rulec.language.source import Span
 
@@ -144,7 +144,9 @@ def count_of(value: Node) -> Count | None:
         if is_lowered(value):
             sides = statics(value)[: len(letters_of(settings(value)["template"]))]
         return Count("an extent of index", sides) if sides else None
-    return Count(f"an extent of {value.op.symbol}", statics(value)) if value.op in STATIC else None
+    if value.op not in STATIC or value.op in ALONG:
+        return None
+    return Count(f"an extent of {value.op.symbol}", statics(value))
 
 
 def difference(stop: Node, start: Node) -> Node:

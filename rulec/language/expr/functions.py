@@ -283,6 +283,19 @@ def _blockwise(function: Function) -> Function:
     return called
 
 
+def _along_axes(function: Function) -> Function:
+    """The product of matrices with the `axis` of a tensor that a matrix multiplies."""
+
+    def build(a: Value, b: Value, axis: Value | None, per: str | Level) -> Node:
+        if axis is None:
+            return function.build(a, b, per=per)
+        if isinstance(per, Level):
+            raise CallError(f"{function.name} has an axis of a tensor, or blocks of a matrix: leave axis or per out")
+        return node(Op.MODE_PRODUCT, as_node(a), as_node(b), as_node(axis))
+
+    return replace(function, build=build, optional={"axis": None, **function.optional})
+
+
 def _divisor(normalize: Any) -> Normalize:
     """The divisor of a matrix: a word for it, a number to multiply the norm by, or a word and a number."""
     if isinstance(normalize, str):
@@ -434,6 +447,7 @@ FUNCTIONS: dict[str, Function] = {
         _plain(Op.DIM, "i"),
         Function("index", _index, ("i",), {"per": None, "n": None}, {"per": tuple(SIDES)}, spare=1),
         Function("matmul", lambda a, b: node(Op.MATMUL, as_node(a), as_node(b)), ("a", "b")),
+        Function("gram", lambda x, axis: node(Op.GRAM, as_node(x), as_node(axis)), ("x",), {"axis": 0}),
         _plain(Op.TRANSPOSE, "x"),
         _plain(Op.EYE, "n"),
         *(_plain(op, "x") for op in (Op.DIAG, Op.TRIU, Op.TRIL)),
@@ -458,3 +472,4 @@ FUNCTIONS: dict[str, Function] = {
         _random(Op.NORMAL),
     )
 }
+FUNCTIONS["matmul"] = _along_axes(FUNCTIONS["matmul"])

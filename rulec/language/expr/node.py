@@ -33,6 +33,12 @@ def extent(dimension: int) -> str:
     return f"dim{dimension}"
 
 
+def dimension_of(fact: object) -> int | None:
+    """The dimension of a fact of `extent`; None for any other fact."""
+    digits = fact.removeprefix("dim") if isinstance(fact, str) and fact.startswith("dim") else ""
+    return int(digits) if digits.isdigit() else None
+
+
 #: Facts of a tensor that its random bits follow from: the halves of the seed, of 16 bits, and the tensor's number.
 WORDS = ("seed_low", "seed_high", "number")
 

@@ -97,6 +97,9 @@ class Op(Enum):
     COUNT_NONZERO = ("count_nonzero", Kind.REDUCE)
 
     MATMUL = ("@", Kind.MATRIX)
+    # args: x, q, the dimension; lowered, args: x, q; arg: the extents of the dimension, before it and after it
+    MODE_PRODUCT = ("matmul", Kind.MATRIX)
+    GRAM = ("gram", Kind.MATRIX)  # args: x, the dimension; lowered, args: x; arg: as MODE_PRODUCT
     TRANSPOSE = ("transpose", Kind.MATRIX)
     EYE = ("eye", Kind.MATRIX)  # args: n; the constants of operations are in `rulec.language.expr.static`
     # In a rule's text, arg: None for a dimension, or for all without operands; "row" or "col" for a matrix of args: n.

@@ -22,6 +22,7 @@ SETTINGS: Mapping[Op, tuple[str, ...]] = {
 #: Operation with static operands -> the place of the first of them among its operands, as in a slice.
 STATIC: Mapping[Op, int] = {
     Op.UNIFORM: 1, Op.NORMAL: 1, Op.EYE: 0, Op.SLICE: 1, Op.SINGULAR_VECTORS: 1, Op.IN_BLOCKS: -1,
+    Op.MODE_PRODUCT: 2, Op.GRAM: 1,
 }  # fmt: skip
 
 #: Function that takes a matrix or each block of its rows -> its operation on one of them.
@@ -32,6 +33,10 @@ BLOCKWISE: Mapping[str, Op] = {
 
 #: The value of `quantile` between two elements that a rule need not name.
 LINEAR = "linear"
+
+#: Matrix functions along one dimension of a tensor. In a rule's text their static operand is the dimension; lowered,
+#: they have its extent and the numbers of elements before it and after it.
+ALONG = frozenset({Op.MODE_PRODUCT, Op.GRAM})
 
 #: The coefficients of `newton_schulz` that a rule need not name: those of Muon.
 MUON = "muon"

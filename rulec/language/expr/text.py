@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from rulec.language.expr.node import PLACED, Kind, Node, Op, name, rewrite, walk
-from rulec.language.expr.static import LINEAR, MUON, NORM, inside, is_lowered, settings, statics
+from rulec.language.expr.node import PLACED, Kind, Node, Op, dimension_of, name, rewrite, walk
+from rulec.language.expr.static import ALONG, LINEAR, MUON, NORM, inside, is_lowered, settings, statics
 
 _PRECEDENCE = {
     Op.OR: 1, Op.AND: 2, Op.NOT: 3,
@@ -76,6 +76,8 @@ def _text(value: Node, done: Mapping[Node, _Piece]) -> _Piece:
         return text, _PRECEDENCE[Op.NEG] if text.startswith("-") else _ATOM
     if value.op is Op.STEP:
         return "t", _ATOM
+    if value.op is Op.FACT and (dimension := dimension_of(value.arg)) is not None:
+        return f"dim({dimension})", _ATOM
     if value.op.kind is Kind.LEAF:
         return str(value.arg), _ATOM
     if value.op is Op.CALL:
@@ -138,6 +140,8 @@ def _arguments(value: Node, parts: Sequence[str]) -> str:
         return ", ".join(parts) + ("" if word in ("full", 0) else f", {key}={_word(word)}")
     if value.op is Op.INDEX:
         return _index_text(value, parts)
+    if value.op in ALONG and not is_lowered(value):
+        return f"{', '.join(parts[:-1])}, axis={parts[-1]}"
     if value.op is Op.INVERSE_ROOT and len(parts) == 3:
         return f"{parts[0]}, {parts[1]}, eps={parts[2]}"
     return ", ".join(parts)

@@ -345,10 +345,13 @@ def _joined(op: Op, values: list[Node]) -> Node:
 
 
 def parse_expression(
-    text: Text, known: Iterable[str], other_call: OtherCall | None = None, explain: Explain | None = None
-) -> Node:
-    """The node for a text that is one expression over the names `known`."""
-    return parse_whole(ExpressionParser(text.joined(), known, other_call, explain))
+    text: Text, known: Iterable[str], other_call: OtherCall | None = None, explain: Explain | None = None,
+    variables: Mapping[str, int] | None = None,
+) -> Node:  # fmt: skip
+    """The node for a text that is one expression over the names `known`, and over variables with their values."""
+    parser = ExpressionParser(text.joined(), known, other_call, explain)
+    parser.variables = dict(variables or {})
+    return parse_whole(parser)
 
 
 def parse_whole(parser: ExpressionParser) -> Node:
@@ -359,7 +362,7 @@ def parse_whole(parser: ExpressionParser) -> Node:
     return parser.parse(body[0].value)
 
 
-def parse_level(text: Text, known: Iterable[str]) -> Level | None:
+def parse_level(text: Text, known: Iterable[str], variables: Mapping[str, int] | None = None) -> Level | None:
     """The level that a text of the form `axis(i)` or `block(n)` is; None for any other text."""
     joined = text.joined()
     if "(" not in joined.text:
@@ -367,7 +370,9 @@ def parse_level(text: Text, known: Iterable[str]) -> Level | None:
     body = joined.parse()
     if len(body) != 1 or not isinstance(body[0], ast.Expr):
         return None
-    return ExpressionParser(joined, known).level(body[0].value)
+    parser = ExpressionParser(joined, known)
+    parser.variables = dict(variables or {})
+    return parser.level(body[0].value)
 
 
 def tagged(called: str, args: list[Any], span: Span, _: dict[str, Node]) -> Node | None:

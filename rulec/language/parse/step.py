@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from rulec.errors import RuleError
 from rulec.language.check import MAX_LINES, target_problem
 from rulec.language.compose.combine import free_name
+from rulec.language.dimensions import Dimensions, Pass
 from rulec.language.evaluations import gradient_of
 from rulec.language.expr.arithmetic import number_known
 from rulec.language.expr.functions import PAIRS
@@ -32,8 +35,8 @@ class Scope:
     """The names in reach of a step's lines.
 
     `rule` has the hyper-parameters, states and inputs; `uses` the rules to call, by name. `lists` has the lengths of
-    lists, `histories` the names of histories, and `counts` the values of static hyper-parameters.
-    `called` has the place of each call read so far.
+    lists, `histories` the names of histories, and `counts` the values of static hyper-parameters. `dimensions` gives
+    the numbers of dimensions of the rule's tensors. `called` has the place of each call read so far.
     """
 
     rule: RuleData
@@ -41,6 +44,7 @@ class Scope:
     lists: Mapping[str, int] = field(default_factory=dict)
     histories: Container[str] = ()
     counts: Mapping[str, float] = field(default_factory=dict)
+    dimensions: Callable[[], Dimensions] = Dimensions
     called: dict[str, Span] = field(default_factory=dict)
     #: The statistics of the rules called so far, by their names in the step.
     statistics: dict[str, Statistic] = field(default_factory=dict)
@@ -191,23 +195,49 @@ class StepParser:
         if tree.orelse:
             raise rule_error("a loop has no else: leave it out", self.text.span(tree.orelse[0]))
         self.looped = True
-        for number in self._range(tree.iter):
+        for number, condition in self._range(tree.iter):
             self._pass(self.text.span(tree.iter))
             self.expressions.variables[variable] = number
-            self._statements(tree.body)
+            if condition is None:
+                self._statements(tree.body)
+            else:
+                self._fork(condition, tree.body, [], tree.iter)
         self.expressions.variables.pop(variable, None)
 
-    def _range(self, tree: ast.expr) -> range:
+    def _range(self, tree: ast.expr) -> Sequence[Pass]:
+        """The numbers of a range, each with the condition of the tensors that have this pass, None for all."""
         is_range = isinstance(tree, ast.Call) and dotted(tree.func) == "range" and not tree.keywords
         if not is_range or not 1 <= len(tree.args) <= 3:  # type: ignore[attr-defined]
             raise rule_error("a loop runs over a range: write for i in range(3):", self.text.span(tree))
+        if any(isinstance(part, ast.Name) and part.id == "ndim" for part in ast.walk(tree)):
+            return self._over_axes(tree.args, tree)  # type: ignore[attr-defined]
         ends = [self.expressions.count(end, "the end of a range") for end in tree.args]  # type: ignore[attr-defined]
         if len(ends) == 3 and ends[2] == 0:
             raise rule_error("the step of a range cannot be 0", self.text.span(tree))
         numbers = range(*ends)
         if max(map(abs, ends)) > MAX_LINES:
             raise rule_error(f"a loop runs at most {MAX_LINES} times", self.text.span(tree))
-        return numbers
+        return [(number, None) for number in numbers]
+
+    def _over_axes(self, ends: Sequence[ast.expr], tree: ast.expr) -> Sequence[Pass]:
+        """The numbers of `range(ndim)`, or of a range from another number up to an expression of `ndim`."""
+        if len(ends) == 3:
+            raise rule_error("a range over the axes of a tensor has no step: leave it out", self.text.span(ends[2]))
+        start = self.expressions.count(ends[0], "the beginning of a range") if len(ends) == 2 else 0
+        end = self.expressions.parse(ends[-1])
+        self.expressions.counts_read.update(key for key in names_in([end]) if key in self.scope.counts)
+        with self._at(tree):
+            return self.scope.dimensions().passes(start, end, self.scope.counts)
+
+    @contextmanager
+    def _at(self, tree: ast.AST) -> Iterator[None]:
+        """Gives an error without a place that of a construct."""
+        try:
+            yield
+        except RuleError as error:
+            if error.place:
+                raise
+            raise rule_error(error.message, self.text.span(tree), error.code) from None
 
     def _is_inner_call(self, tree: ast.expr) -> bool:
         return isinstance(tree, ast.Call) and dotted(tree.func) in self.scope.rule.wraps
@@ -236,20 +266,24 @@ class StepParser:
         return f"unknown name {short(identifier)}: declare it under hyper or state, or assign it first"
 
     def _branch(self, tree: ast.If) -> None:
-        if len(self.blocks) > MAX_BRANCHES:
-            raise rule_error(f"if is nested deeper than {MAX_BRANCHES} levels", self.text.span(tree.test))
         condition = self.expressions.parse(tree.test)
         decided = number_known(condition, {}) if self.expressions.variables else None
         if decided is not None:  # a condition on the variable of a loop
             self._statements(tree.body if decided else tree.orelse)
             return
+        self._fork(condition, tree.body, tree.orelse, tree.test)
+
+    def _fork(self, condition: Node, body: list[ast.stmt], orelse: list[ast.stmt], test: ast.expr) -> None:
+        """A branch of these lines."""
+        if len(self.blocks) > MAX_BRANCHES:
+            raise rule_error(f"if is nested deeper than {MAX_BRANCHES} levels", self.text.span(test))
         before = set(self.known)
-        then, after_then = self._block(tree.body, before)
-        otherwise, after_otherwise = self._block(tree.orelse, before)
+        then, after_then = self._block(body, before)
+        otherwise, after_otherwise = self._block(orelse, before)
         # A local of one branch only has no value after the other.
         self.known.clear()
         self.known.update(after_then & after_otherwise)
-        self.blocks[-1].append(Branch(condition, then, otherwise, self.text.span(tree.test)))
+        self.blocks[-1].append(Branch(condition, then, otherwise, self.text.span(test)))
 
     def _block(self, body: list[ast.stmt], before: set[str]) -> tuple[tuple[Statement, ...], set[str]]:
         self.known.clear()

@@ -28,6 +28,7 @@ from rulec.language.check import (
 )
 from rulec.language.compose.cases import check_routed_call, composed, with_rate_of_rest
 from rulec.language.compose.combine import with_beginnings
+from rulec.language.dimensions import Dimensions, axis_variable, both
 from rulec.language.evaluations import check_point, gradient_of
 from rulec.language.expr.counts import Level
 from rulec.language.expr.names import RESERVED
@@ -45,6 +46,7 @@ from rulec.language.tracing.options import (
     FACTS_OF_SHAPE,
     WHOLE,
     check_mappings,
+    dimensions_of,
     expression_of,
     extents_of,
     input_kinds,
@@ -54,7 +56,7 @@ from rulec.language.tracing.options import (
     wrapped_names,
 )
 from rulec.language.tracing.trace import At, CallsRouted, Counted, CountValue, Inner, States, Trace, call_rule
-from rulec.language.tracing.value import Value, as_traced, current, operation, record, stray_problem
+from rulec.language.tracing.value import DimensionCount, Value, as_traced, current, operation, record, stray_problem
 
 __all__ = ["Value", "call_rule", "operation", "record", "rule"]
 
@@ -87,10 +89,10 @@ def rule(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     The function takes any of `g` (gradient), `grad`, `p` (parameter), `t` (step, from 1), `s` (states as
     attributes), and hyper-parameters with defaults as keyword-only arguments. It returns the direction, or the new
     parameter where `assigns="p"`. `state` gives each state's initial value (a number, or an expression such as "p"),
-    or a dict with `init`, `per`, `shape`, `if`, and `count` or `history`. `storage` names the states that stay float32:
-    `storage=dict(x0="exact")`. `hyper` gives ranges, `hyper=dict(clip=dict(above=0))`, and
-    defaults that follow others: `hyper=dict(beta3=dict(default="sqrt(beta2)"))`. `name` is the rule's name, by
-    default the function's in camel case; `paper` has any of `title`, `authors`, `year` and `url`.
+    or a dict with `init`, `per`, `shape`, `if`, and `count`, `history` or `each`. `storage` names the states that
+    stay float32: `storage=dict(x0="exact")`. `hyper` gives ranges, `hyper=dict(clip=dict(above=0))`, and defaults
+    that follow others: `hyper=dict(beta3=dict(default="sqrt(beta2)"))`. `name` is the rule's name, by default the
+    function's in camel case; `paper` has any of `title`, `authors`, `year` and `url`.
 
     `wraps` makes the rule a wrapper: it names the argument for the wrapped rule. In the function, `inner(g)`, or
     `inner(g, t=t, p=p)`, is the wrapped rule's direction, and `inner.p` afterwards its new parameter. Where the input
@@ -183,15 +185,16 @@ def _trace_rule(
     read = Counted(lists, {k: h.default for k, h in hypers.items() if h.static and isinstance(h.default, float)})
     kinds = input_kinds(rule_name, inputs or {}, [*hypers, *FACTS_OF_SHAPE])
     states: dict[str, State] = {}
+    dimensions = dimensions_of(rule_name, whole.get("applies_to"))
     for key, entry in (state or {}).items():
-        states |= _states(rule_name, key, entry, hypers, read)
+        states |= _states(rule_name, key, entry, hypers, read, dimensions)
     points: dict[str, Pass] = {}
     for key, value in (passes or {}).items():
         points[key] = _pass(rule_name, key, value, [*hypers, *FACTS], [*states, *kinds, *map(gradient_of, points)])
     _check_arguments(rule_name, positional, points, kinds)
     check_names(Rule(rule_name, (), hypers, states, kinds, wraps=calls, passes=points))
     trace = Trace(rule_name, states, hypers, calls, function.__code__, read, points)
-    trace.cases = cases
+    trace.cases, trace.dimensions = cases, dimensions
     trace.inputs, trace.view, trace.shaped = kinds, dict(view or {}), shape is not None
     trace.lines.append((assigns, _run(function, trace, positional, hypers, assigns)))
     traced = Rule(
@@ -254,6 +257,7 @@ def _arguments(trace: Trace, positional: list[str], hypers: Mapping[str, Hyper])
     parts = {e for key, n in counted.lists.items() for e in entries(key, n)}
     values: dict[str, Any] = {key: Value(name(key)) for key in (*positional, *hypers) if key not in parts}
     values |= {key: CountValue(name(key), counted) for key in counted.counts}
+    values |= {key: DimensionCount(name(key)) for key in ("ndim",) if key in positional}
     values |= {key: tuple(Value(name(e)) for e in entries(key, n)) for key, n in counted.lists.items()}
     if "s" in values:
         values["s"] = States(trace)
@@ -283,15 +287,22 @@ def _run(
 
 
 def _states(
-    rule_name: str, key: str, entry: Any, hypers: Mapping[str, Hyper], counted: Counted
+    rule_name: str, key: str, entry: Any, hypers: Mapping[str, Hyper], counted: Counted, dimensions: Dimensions
 ) -> dict[str, State]:  # fmt: skip
     """A state, or the entries of a list or history, by name."""
     options = dict(entry) if isinstance(entry, Mapping) else {"init": entry}
-    words = [word for word in ("count", "history") if word in options]
-    if len(words) == 2:
-        raise RuleError(f"state {key} of {rule_name} has both count and history: keep one of them")
+    words = [word for word in ("count", "history", "each") if word in options]
+    if len(words) > 1:
+        raise RuleError(f"state {key} of {rule_name} has both {words[0]} and {words[1]}: keep one of them")
     if not words:
         return {key: _state(rule_name, key, options, hypers)}
+    if words == ["each"]:
+        variable, axes = axis_variable(options.pop("each"), f"state {key} of {rule_name}"), dimensions.axes
+        counted.states[key] = len(axes)
+        return {
+            name: _state(rule_name, key, options, hypers, {variable: axis}, where)
+            for name, (axis, where) in zip(entries(key, len(axes)), axes, strict=True)
+        }
     (word,), length = words, options.pop(words[0])
     value = Text(length, Source("", length)) if isinstance(length, str) else length
     number, names = length_of(value, f"the {word} of {key} of {rule_name}", counted.lists, counted.counts)
@@ -302,24 +313,30 @@ def _states(
     return dict.fromkeys(entries(key, number), _state(rule_name, key, options, hypers))
 
 
-def _state(rule_name: str, key: str, options: Mapping[str, Any], hypers: Mapping[str, Hyper]) -> State:
+def _state(
+    rule_name: str, key: str, options: Mapping[str, Any], hypers: Mapping[str, Hyper],
+    variables: Mapping[str, int] | None = None, where: Node | None = None,
+) -> State:  # fmt: skip
+    """A state, with values of variables in its expressions; tensors outside the condition `where` lack it."""
     if unknown := sorted(options.keys() - {"init", "per", "shape", "if"}):
-        has = "init, per, shape, if, count and history"
+        has = "init, per, shape, if, count, history and each"
         raise RuleError(f"state {key} of {rule_name} has no option {unknown[0]!r}: it has {has}")
     init, per = options.get("init", 0), options.get("per", "element")
     word, level = (per.word, per.number) if isinstance(per, Level) else (str(per), None)
     if isinstance(init, str):
-        first = _initial(rule_name, key, init, [*hypers, "p", *FACTS])
+        first = _initial(rule_name, key, init, [*hypers, "p", *FACTS], variables)
     elif (number := _number(init)) is not None:
         first = const(number)
     else:
         raise RuleError(f"state {key} of {rule_name} begins as a number or an expression in quotes, not as {init!r}")
     shape, owner = options.get("shape"), f"state {key} of {rule_name}"
-    extents = None if shape is None else extents_of(owner, shape, [*FACTS_OF_SHAPE, *hypers, "machine_eps"])
-    condition = None
+    known = [*FACTS_OF_SHAPE, *hypers, "machine_eps"]
+    extents = None if shape is None else extents_of(owner, shape, known, variables)
+    condition = where
     if "if" in options:
         static = [name for name, hyper in hypers.items() if hyper.static]
-        condition = expression_of(f"the condition of {owner}", options["if"], [*FACTS_OF_SHAPE, *static])
+        what, known = f"the condition of {owner}", [*FACTS_OF_SHAPE, *static]
+        condition = both(where, expression_of(what, options["if"], known, variables=variables))
     return State(first, word, extents, condition, number=level)
 
 
@@ -352,9 +369,11 @@ def _number(value: Any) -> float | None:
     return None if math.isnan(number) else number
 
 
-def _initial(rule_name: str, key: str, init: str, known: list[str]) -> Node:
+def _initial(
+    rule_name: str, key: str, init: str, known: list[str], variables: Mapping[str, int] | None = None
+) -> Node:  # fmt: skip
     try:
-        return parse_expression(Text(init, Source("", init)), known)
+        return parse_expression(Text(init, Source("", init)), known, variables=variables)
     except RuleError as error:
         raise RuleError(f"state {key} of {rule_name} begins as {init!r}: {error.message}") from None
 

@@ -10,6 +10,7 @@ from typing import Any
 from rulec.errors import RuleError
 from rulec.language.check import check_elementwise
 from rulec.language.compose.cases import with_inputs_of_rest
+from rulec.language.dimensions import Dimensions
 from rulec.language.eval_point import check_evaluation
 from rulec.language.expr.names import name_problem
 from rulec.language.expr.node import Node, const, names_in
@@ -24,8 +25,8 @@ from rulec.language.statistics import names_of, parsed
 from rulec.language.variants import with_variants
 
 __all__ = [
-    "FACTS_OF_SHAPE", "WHOLE", "check_mappings", "expression_of", "extents_of", "input_kinds", "varied",
-    "with_statistics", "with_whole", "wrapped_names",
+    "FACTS_OF_SHAPE", "WHOLE", "check_mappings", "dimensions_of", "expression_of", "extents_of", "input_kinds",
+    "varied", "with_statistics", "with_whole", "wrapped_names",
 ]  # fmt: skip
 
 #: The options about a rule as a whole.
@@ -65,23 +66,34 @@ def check_mappings(rule_name: str, options: Mapping[str, Any]) -> None:
             raise RuleError(f"{key} of the view of {rule_name} is {_VIEW[key]!r}, not {value!r}")
 
 
-def expression_of(what: str, value: Any, known: list[str], tags: bool = False) -> Node:
+def expression_of(
+    what: str, value: Any, known: list[str], tags: bool = False, variables: Mapping[str, int] | None = None
+) -> Node:  # fmt: skip
     """The number or expression of an option; RuleError with `what`, its name, in the message."""
     if isinstance(value, int | float) and not isinstance(value, bool) and value == value:
         return const(value)
     if not isinstance(value, str):
         raise RuleError(f"{what} is an expression in quotes, not {value!r}")
     try:
-        return parse_expression(Text(value, Source("", value)), known, tagged if tags else None)
+        return parse_expression(Text(value, Source("", value)), known, tagged if tags else None, variables=variables)
     except RuleError as error:
         raise RuleError(f"{what} is {value!r}: {error.message}") from None
 
 
-def extents_of(owner: str, shape: Any, known: list[str]) -> tuple[Node, ...]:
+def dimensions_of(rule_name: str, applies_to: Any) -> Dimensions:
+    """The numbers of dimensions of a rule's tensors, by the text of its condition on tensors."""
+    if applies_to is None:
+        return Dimensions()
+    return Dimensions(expression_of(f"applies_to of {rule_name}", applies_to, [*FACTS_OF_SHAPE], tags=True))
+
+
+def extents_of(
+    owner: str, shape: Any, known: list[str], variables: Mapping[str, int] | None = None
+) -> tuple[Node, ...]:  # fmt: skip
     """The rows and columns of a shape; RuleError in a sentence about its owner."""
     if not (isinstance(shape, list | tuple) and len(shape) == 2):
         raise RuleError(f"the shape of {owner} is a list of two extents, rows and columns, not {shape!r}")
-    return tuple(expression_of(f"an extent of {owner}", x, known) for x in shape)
+    return tuple(expression_of(f"an extent of {owner}", x, known, variables=variables) for x in shape)
 
 
 def input_kinds(rule_name: str, inputs: Mapping[str, Any], known: list[str]) -> dict[str, InputKind]:

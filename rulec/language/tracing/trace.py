@@ -13,6 +13,7 @@ from typing import Any
 from rulec.errors import RuleError
 from rulec.language.compose import combine
 from rulec.language.compose.cases import unify_inputs
+from rulec.language.dimensions import Dimensions
 from rulec.language.evaluations import gradient_of
 from rulec.language.expr.node import Kind, Node, Op, name, node
 from rulec.language.hyper import Hyper
@@ -90,6 +91,8 @@ class Trace:
         #: The statistics of the rules called so far.
         self.measured: dict[str, Statistic] = {}
         self.draws = 0
+        #: The numbers of dimensions of the rule's tensors.
+        self.dimensions = Dimensions()
         self.code = code
         self.frame: FrameType | None = None
 
@@ -149,14 +152,19 @@ class Trace:
 
     def arm(self, function: Callable[[], Any], sizes: list[int | None]) -> dict[str, Node]:
         """The values that one arm of `cond` returns, by position; their number goes to `sizes`, None for one alone."""
+        result = self.called_by(function)
+        values = () if result is None else result if isinstance(result, tuple) else (result,)
+        sizes.append(len(values) if result is None or isinstance(result, tuple) else None)
+        return {str(position): as_traced(value) for position, value in enumerate(values)}
+
+    def called_by(self, function: Callable[[], Any]) -> Any:
+        """The result of a function of the author, with the names of its locals for their values."""
         code, frame = self.code, self.frame
         self.code, self.frame = getattr(function, "__code__", None), None
         result = function()
         self.name_locals()
         self.code, self.frame = code, frame
-        values = () if result is None else result if isinstance(result, tuple) else (result,)
-        sizes.append(len(values) if result is None or isinstance(result, tuple) else None)
-        return {str(position): as_traced(value) for position, value in enumerate(values)}
+        return result
 
     def push(self, history: str, value: Node) -> None:
         """A new value of a history: every entry moves one place up, from the oldest on."""
@@ -249,6 +257,53 @@ def cond(condition: Value, then: Callable[[], Any], otherwise: Callable[[], Any]
         raise author_error(f"the arms of cond return {one} and {other}: return as many from both")
     results = tuple(Value(value) for value in values.values())
     return results[0] if sizes[0] is None else results or None
+
+
+@dataclass(frozen=True)
+class _AxisPass:
+    """One pass of a loop over axes: the author's function for the number of an axis and the values so far."""
+
+    body: Callable[..., Any]
+    number: int
+    values: tuple[Any, ...]
+
+    @property
+    def __code__(self) -> CodeType | None:
+        return getattr(self.body, "__code__", None)
+
+    def __call__(self) -> Any:
+        result = self.body(self.number, *self.values)
+        results = () if result is None else result if isinstance(result, tuple) else (result,)
+        if len(results) != len(self.values):
+            one, other = (_how_many(len(x) if len(x) != 1 else None) for x in (self.values, results))
+            raise author_error(f"over_axes gives its function {one} and gets {other} back: return as many")
+        return result
+
+
+def over_axes(ndim: Value, body: Callable[..., Any], values: tuple[Any, ...]) -> Any:
+    """The results of `rulec.math.over_axes` in a traced function."""
+    trace = current.get()
+    if not isinstance(trace, Trace):
+        raise author_error("over_axes takes a traced value in the function of a rule alone")
+    trace.frame = trace.frame or running_frame(trace.code)
+    try:
+        passes = trace.dimensions.passes(0, as_traced(ndim), trace.counted.counts)
+    except RuleError as error:
+        raise author_error(error.message) from None
+    result = _as_returned(values)
+    for number, condition in passes:
+        step = _AxisPass(body, number, values)
+        if condition is None:
+            result = trace.called_by(step)
+        else:
+            result = cond(Value(condition), step, partial(_as_returned, values))
+        values = () if result is None else result if isinstance(result, tuple) else (result,)
+    return result
+
+
+def _as_returned(values: tuple[Any, ...]) -> Any:
+    """Values as a function returns them: none, one, or a tuple."""
+    return None if not values else values[0] if len(values) == 1 else values
 
 
 def _how_many(size: int | None) -> str:

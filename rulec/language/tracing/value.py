@@ -130,6 +130,17 @@ class Value:
         return Value(node(Op.NOT, as_traced(self)))
 
 
+class DimensionCount(Value):
+    """The number of a tensor's dimensions: a rule is written out for every one, so it is no end of a range."""
+
+    __slots__ = ()
+
+    def __index__(self) -> int:
+        raise author_error(
+            "ndim differs from tensor to tensor: write rulec.math.over_axes(ndim, body) for a loop over range(ndim)"
+        )
+
+
 #: NumPy's functions for operators with a NumPy number on the left.
 _UFUNCS: Mapping[Any, Op] = {
     np.add: Op.ADD, np.subtract: Op.SUB, np.multiply: Op.MUL, np.divide: Op.DIV, np.power: Op.POW,

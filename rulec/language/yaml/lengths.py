@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
-from rulec.language.parse.expression import length_of
+from rulec.errors import RuleError
+from rulec.language.dimensions import Dimensions, axis_variable
+from rulec.language.expr.node import Node
+from rulec.language.parse.expression import length_of, parse_expression, tagged
 from rulec.language.parse.located import Text
 from rulec.language.sizes import entries
 from rulec.language.source import rule_error
@@ -13,13 +17,20 @@ from rulec.language.yaml.document import Document
 from rulec.language.yaml.document import Path as Place
 from rulec.language.yaml.schema import HyperEntry, RuleFile, StateEntry
 
+#: The shape facts of a condition on tensors.
+_SHAPE = ("ndim", "numel", "rows", "cols")
+
+#: The keys of a state that is a list.
+_WORDS = ("count", "history", "each")
+
 
 class Lengths:
     """The lists of one rule file.
 
     `values` has other values of lists and of counts than the file. `lists` has the lengths by name, `histories` the
-    names of histories. `counts` has the values of static hyper-parameters, and `counts_read` the ones in lengths,
-    loops and indices. Where `fixed`, a list has one length alone.
+    names of histories. `each` has, of a state for each axis, the variable of every entry with its value, and the
+    condition of the tensors that have this axis. `counts` has the values of static hyper-parameters, and `counts_read`
+    the ones in lengths, loops and indices. Where `fixed`, a list has one length alone.
     """
 
     def __init__(self, document: Document, file: RuleFile, values: Mapping[str, Any]) -> None:
@@ -29,8 +40,9 @@ class Lengths:
         self.counts = {key: n for key in file.hyper if (n := self._count(key)) is not None}
         self.counts_read: dict[str, float] = {}
         self.histories: set[str] = set()
+        self.each: dict[str, list[tuple[dict[str, int], Node | None]]] = {}
         for key, entry in file.state.items():
-            if isinstance(entry, StateEntry) and (entry.count is not None or entry.history is not None):
+            if isinstance(entry, StateEntry) and any(getattr(entry, word) is not None for word in _WORDS):
                 self.lists[key] = self._state(key, entry)
         self._check_names()
 
@@ -84,13 +96,36 @@ class Lengths:
         value = self.values.get(key, entry.default)
         return float(value) if isinstance(value, int | float) else None
 
+    @cached_property
+    def dimensions(self) -> Dimensions:
+        """The numbers of dimensions of the rule's tensors."""
+        if self.file.applies_to is None:
+            return Dimensions()
+        return Dimensions(parse_expression(self.document.text(("applies_to",)), _SHAPE, tagged))
+
+    def _axes(self, key: str, entry: StateEntry) -> list[tuple[dict[str, int], Node | None]]:
+        """The variable of each entry with its value, and the condition of the tensors that have it."""
+        span = self.document.span(("state", key, "each"))
+        try:
+            variable = axis_variable(entry.each, f"state {key}")
+            if variable in self.file.hyper or variable in _SHAPE:
+                raise RuleError(f"{variable!r} has a value already: use another name for the number of the axis")
+            return [({variable: axis}, condition) for axis, condition in self.dimensions.axes]
+        except RuleError as error:
+            raise error if error.place else rule_error(error.message, span) from None
+
     def _state(self, key: str, entry: StateEntry) -> int:
         """The length of a list of states, or of a history."""
-        word = "count" if entry.history is None else "history"
-        place: Place = ("state", key, word)
-        if entry.count is not None and entry.history is not None:
-            raise rule_error(f"state {key} has both count and history: keep one of them", self.document.span(place))
-        if entry.history is not None:
+        words = [word for word in _WORDS if getattr(entry, word) is not None]
+        place: Place = ("state", key, words[-1])
+        if len(words) > 1:
+            message = f"state {key} has both {words[0]} and {words[1]}: keep one of them"
+            raise rule_error(message, self.document.span(place))
+        (word,) = words
+        if word == "each":
+            self.each[key] = self._axes(key, entry)
+            return len(self.each[key])
+        if word == "history":
             self.histories.add(key)
         value: float | Text = self.document.at(place)
         if isinstance(value, str):

@@ -33,6 +33,7 @@ from rulec.language.compose.cases import (
 )
 from rulec.language.compose.combine import with_beginnings
 from rulec.language.compose.parse import compose_text, is_composition
+from rulec.language.dimensions import both
 from rulec.language.eval_point import check_evaluation
 from rulec.language.evaluations import check_point, gradient_of
 from rulec.language.expr.functions import FUNCTIONS
@@ -253,7 +254,8 @@ class _RuleReader:
         places = {key: self.document.span(("inputs", key), key=True) for key in self.file.inputs}
         declared = replace(declared, passes=self._passes(declared))
         check_names(declared, places)
-        scope = Scope(declared, uses, self.lengths.lists, self.lengths.histories, self.lengths.counts)
+        lengths = self.lengths
+        scope = Scope(declared, uses, lengths.lists, lengths.histories, lengths.counts, lambda: lengths.dimensions)
         step = self._step(scope)
         unused = [key for key in uses if key not in scope.called]
         if unused:
@@ -330,7 +332,10 @@ class _RuleReader:
         return rules
 
     @of_kind("expression")
-    def _expression(self, place: Place, known: Iterable[str], what: str = "", tags: bool = False) -> Node:
+    def _expression(
+        self, place: Place, known: Iterable[str], what: str = "", tags: bool = False,
+        variables: Mapping[str, int] | None = None,
+    ) -> Node:  # fmt: skip
         """The number or expression at `place`. With `what`, its name in errors, it must be elementwise."""
         value = self.document.at(place)
         if isinstance(value, int | float):
@@ -341,7 +346,7 @@ class _RuleReader:
             near = did_you_mean(identifier, names) or f": known here are {', '.join(names[:12])}"
             return f"unknown name {short(identifier)}{near}"
 
-        parsed = parse_expression(self.document.text(place), names, tagged if tags else None, explain)
+        parsed = parse_expression(self.document.text(place), names, tagged if tags else None, explain, variables)
         return check_elementwise(parsed, what, self.document.span(place)) if what else parsed
 
     def _hyper(self, key: str) -> dict[str, Hyper]:
@@ -373,26 +378,34 @@ class _RuleReader:
 
     def _states(self, key: str) -> dict[str, State]:
         """A state, or the entries of a list or history, by name."""
-        state, length = self._state(key), self.lengths.lists.get(key)
+        length, axes = self.lengths.lists.get(key), self.lengths.each.get(key)
+        if axes is not None:
+            states = [self._state(key, variables, condition) for variables, condition in axes]
+            return dict(zip(entries(key, len(states)), states, strict=True))
+        state = self._state(key)
         return {key: state} if length is None else dict.fromkeys(entries(key, length), state)
 
-    def _state(self, key: str) -> State:
+    def _state(self, key: str, variables: Mapping[str, int] | None = None, where: Node | None = None) -> State:
+        """A state, with values of variables in its expressions; tensors outside the condition `where` lack it."""
         place: Place = ("state", key)
         entry, span = self.file.state[key], self.document.span(place, key=True)
         known = [*self.hyper_names, *_SHAPE, "machine_eps"]
         if not isinstance(entry, StateEntry):
             return State(self._expression(place, [*known, "p"]), span=span)
         data, shape = self.document.at(place), None
-        level = parse_level(self.document.text((*place, "per")), known) if "per" in data else None
+        level = parse_level(self.document.text((*place, "per")), known, variables) if "per" in data else None
         if level is None and (problem := level_problem(key, entry.per)):
             raise rule_error(problem, self.document.span((*place, "per")))
         if entry.shape is not None:
             extents = [(*place, "shape", i) for i in range(len(entry.shape))]
-            shape = tuple(self._expression(extent, known, "an extent") for extent in extents)
-        init = self._expression((*place, "init"), [*known, "p"]) if "init" in data else const(0)
-        condition = None
+            shape = tuple(self._expression(x, known, "an extent", variables=variables) for x in extents)
+        init = const(0)
+        if "init" in data:
+            init = self._expression((*place, "init"), [*known, "p"], variables=variables)
+        condition = where
         if entry.condition is not None:
-            condition = self._expression((*place, "if"), [*_SHAPE, *self._static()], "a condition")
+            asked = self._expression((*place, "if"), [*_SHAPE, *self._static()], "a condition", variables=variables)
+            condition = both(where, asked)
         per, number = (entry.per, None) if level is None else (level.word, level.number)
         return State(init, per, shape, condition, span=span, number=number)
 

@@ -83,6 +83,7 @@ class StateEntry(_Strict):
     condition: Expression | None = Field(None, alias="if", description="Of shape facts: where false there is no state")
     count: Number | Expression | None = Field(None, description="The number of states under this name, s[0] the first")
     history: Number | Expression | None = Field(None, description="The number of values that are kept, s[0] the newest")
+    each: Expression | None = Field(None, description="axis(i): a state for each axis of a tensor, s[0] of the first")
 
 
 class PassEntry(_Strict):
@@ -181,7 +182,7 @@ WANTED: dict[tuple[str, ...], str] = {
     ("hyper", "*", "*"): "a number",
     ("hyper", "*", "default", "*"): "a number or an expression",
     ("state",): "a mapping of names to initial values",
-    ("state", "*"): "a number, an expression, or a mapping with init, per, shape, if, count and history",
+    ("state", "*"): "a number, an expression, or a mapping with init, per, shape, if, count, history and each",
     ("state", "*", "init"): "a number or an expression",
     ("state", "*", "per"): f"a level, one of {levels_text()}",
     ("state", "*", "shape"): "a list of two extents, rows and columns",
@@ -189,6 +190,7 @@ WANTED: dict[tuple[str, ...], str] = {
     ("state", "*", "if"): "an expression",
     ("state", "*", "count"): "a number or an expression",
     ("state", "*", "history"): "a number or an expression",
+    ("state", "*", "each"): "axis(i), with a name for the number of the axis",
     ("storage",): "a mapping of states to exact",
     ("storage", "*"): "exact, the only word for the storage of a state",
     ("inputs",): "a mapping of names to scalar, like p or {shape: [rows, columns]}",

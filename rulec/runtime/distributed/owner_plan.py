@@ -256,6 +256,8 @@ def _work(value: Node, sides: Sequence[tuple[float, float]], iterations: float) 
         Op.SOLVE: rows * rows * (cols + 2 * rows),
         Op.CHOLESKY: 12 * rows**3,
         Op.MATMUL: rows * first[1] * cols,
+        Op.MODE_PRODUCT: rows * cols * (operands[1][0] if value.op is Op.MODE_PRODUCT else 0),
+        Op.GRAM: rows * first[0] * first[1],
         Op.NEWTON_SCHULZ: multiplications(short, long, iterations, str(settings(value).get("form", DIRECT))),
         Op.QR: 4 * short * short * long,
         Op.EIGH: 9 * rows**3,

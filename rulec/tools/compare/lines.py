@@ -14,7 +14,7 @@ from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import COLS, ROWS, Axes
 from rulec.compiler.lower import lower
 from rulec.compiler.pipeline import DEFAULT_FACTS
-from rulec.language.expr.node import Node, Op, const, name, node, rewrite
+from rulec.language.expr.node import Node, Op, const, dimension_of, name, node, rewrite
 from rulec.language.expr.text import expression_text
 from rulec.language.rule import Rule
 from rulec.language.rule_data import Assign, Branch, State, Statement
@@ -99,7 +99,14 @@ def _state(axes: Axes) -> State:
 
 def _as_text(extent: Node) -> Node:
     """An extent of the compiler's as the expression an author would write."""
-    return rewrite([extent], lambda n: name(str(n.arg)) if n.op in (Op.FACT, Op.HYPER) else n)[0]
+
+    def written(n: Node) -> Node:
+        if n.op not in (Op.FACT, Op.HYPER):
+            return n
+        dimension = dimension_of(n.arg) if n.op is Op.FACT else None
+        return name(str(n.arg)) if dimension is None else node(Op.DIM, const(dimension))
+
+    return rewrite([extent], written)[0]
 
 
 @dataclass(frozen=True)
