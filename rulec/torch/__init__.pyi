@@ -3318,6 +3318,39 @@ class Gravity(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class GrokAdamW(RuleOptimizer):
+    """AdamW on gradients whose slow part is amplified, with a shorter memory in the later tensors of a group."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        alpha: float = 0.98,
+        lamb: float = 2.0,
+        gamma: float = 0.1,
+        signal: float = 0.0,
+        signal_decay: float = 0.1,
+        clip: float = 1.0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class GrokfastAdamW(RuleOptimizer):
     """AdamW on gradients whose slow part is amplified."""
 

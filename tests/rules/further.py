@@ -34,6 +34,7 @@ from tests.rules.printed_moments import (
     AdoptAtan2,
     EAdam,
     Expectigrad,
+    GrokAdamW,
     HAdam,
     InnaProp,
     KourkoutasBeta,
@@ -116,6 +117,13 @@ FURTHER_REDUCING: tuple[Peer, ...] = (
         {"lr": 0.05, "beta1": 0.8, "beta2": 0.9, "order": 3, "weight_decay": 0.07},
     ),
     printed_peer("ef_signsgd", "the paper's algorithm", EFSignSGD, {"lr": 0.03}),
+    printed_peer(
+        "grokadamw", "the formulas of the authors' code", GrokAdamW,
+        {
+            "lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.07, "alpha": 0.9, "lamb": 1.5,
+            "gamma": 0.2, "signal": 0.7, "signal_decay": 0.3, "clip": 0.9,
+        },
+    ),
     printed_peer("nsgdm", "the paper's algorithm", NSGDM, {"lr": 0.1, "beta": 0.8}),
     printed_peer("sngm", "the paper's algorithm", SNGM, {"lr": 0.1, "momentum": 0.8}),
     printed_peer("sgd_hd", "the paper's algorithm", SGDHD, {"lr0": 0.02, "hypergrad_lr": 1e-5}),

@@ -183,3 +183,22 @@ class LionK(Printed):
         size = float(np.sum(np.abs(c) ** h["order"])) ** (1 / h["order"])
         slope = np.sign(c) * np.abs(c) ** (h["order"] - 1) / (size ** (h["order"] - 1) if size else 1)
         self.w[i] = self.w[i] - h["lr"] * (slope + h["weight_decay"] * self.w[i])
+
+
+class GrokAdamW(Printed):
+    """The formulas of grokadamw 0.1.2, whose tensors are all of one group."""
+
+    def __init__(self, params: Sequence[Array]) -> None:
+        super().__init__(params)
+        self.slow = [np.zeros_like(p) for p in params]
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        g = g * min(1.0, h["clip"] / (_norm(g) + 1e-6))
+        alpha = h["alpha"] * math.exp(-h["signal_decay"] * h["signal"])
+        self.slow[i] = alpha * self.slow[i] + (1 - alpha) * g
+        g = g + h["lamb"] * self.slow[i]
+        beta1 = h["beta1"] * (1 - h["gamma"]) ** i
+        self.m[i] = beta1 * self.m[i] + (1 - beta1) * g
+        self.v[i] = h["beta2"] * self.v[i] + (1 - h["beta2"]) * g**2
+        rate = h["lr"] * math.sqrt(1 - h["beta2"] ** self.t) / (1 - h["beta1"] ** self.t)
+        self.w[i] = self.w[i] * (1 - h["lr"] * h["weight_decay"]) - rate * self.m[i] / (np.sqrt(self.v[i]) + h["eps"])
