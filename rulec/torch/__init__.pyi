@@ -832,6 +832,40 @@ class AdaMuon(RuleOptimizer):
         auto: bool = False,
     ) -> None: ...
 
+class AdaMuonSign(RuleOptimizer):
+    """AdaMuon of the signs of the momentum, as in the later versions of its paper."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.95,
+        eps: float = 1e-08,
+        weight_decay: float = 0.1,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
 class AdaNorm(RuleOptimizer):
     """Adam whose momentum sums gradients that are lengthened to the mean of their past norms."""
 
@@ -4072,6 +4106,40 @@ class MARSLion(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class MARSM(RuleOptimizer):
+    """Muon of gradients whose variance is reduced by their change since the last step."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.95,
+        gamma: float = 0.025,
+        weight_decay: float = 0.1,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
 class MOSO(RuleOptimizer):
     """Momentum over its root mean square in the eigenbasis of its own covariance, on the shorter side."""
 
@@ -4184,6 +4252,37 @@ class Madam(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class Mano(RuleOptimizer):
+    """Momentum without its part along the weights, normalized by columns and by rows in turn."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.95,
+        eps: float = 1e-08,
+        weight_decay: float = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        lr_at_start: float | None = None,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
 class Momentum(RuleOptimizer):
     """Gradient descent with heavy-ball momentum and dampening."""
 
@@ -4292,6 +4391,42 @@ class Muon(RuleOptimizer):
         adamw_wd: float | None = None,
         capturable: bool = False,
         ns_form: str | None = None,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
+class MuonBP(RuleOptimizer):
+    """Muon of blocks of columns, and of the whole matrix every so many steps."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.95,
+        block_lr: float = 1.0,
+        blocks: float = 4.0,
+        period: float = 5.0,
+        weight_decay: float = 0.1,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
         state_dtype: StateDtype = None,
         weights: str | None = None,
         backend: str | None = None,
@@ -6489,6 +6624,40 @@ class SimplifiedAdEMAMix(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class SinkGD(RuleOptimizer):
+    """Gradients whose rows and columns are normalized in turn, without a state."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        rounds: float = 5.0,
+        floor: float = 1e-30,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        adam_lr: float = 0.001,
+        lr_at_start: float | None = None,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
 class Sophia(RuleOptimizer):
     """Momentum divided by the diagonal of the Hessian, each element bounded; the diagonal is read every few steps."""
 
@@ -6663,6 +6832,39 @@ class Tiger(RuleOptimizer):
         offload_buffer: int = 67108864,
         offload_pinned: bool = True,
         seed: int = 0,
+    ) -> None: ...
+
+class TurboMuon(RuleOptimizer):
+    """Muon whose matrices are scaled row by row first, so that four iterations do."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.95,
+        weight_decay: float = 0.1,
+        ns_steps: float = 4.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
     ) -> None: ...
 
 class UnscaledAdamW(RuleOptimizer):

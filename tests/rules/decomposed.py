@@ -15,6 +15,7 @@ from pytorch_optimizer.optimizer.scion import LMONorm
 from rulec.array_api import random
 from tests.rules.peer import Peer, adam_like, printed_peer, torch_peer
 from tests.rules.printed_decomposed import AdaGO, Dion, Dion2, Iso, NorDion2, SPlus
+from tests.rules.printed_muons import AdaMuonSign, Mano, MarsM, MuonBP, SinkGD, TurboMuon
 from tests.rules.printed_whitened import KLSOAP, KLShampoo, Moso, PolarGrad, Spel
 from tests.rules.projectors import WholeProjector
 from tests.rules.runs import Hyper
@@ -208,4 +209,21 @@ _WHITENED: tuple[Peer, ...] = (
     printed_peer("spel", "the paper's equation", Spel, {**_MUON, "ns_steps": 5}),
 )
 
-DECOMPOSED: tuple[Peer, ...] = (*_SCALED, _CONDA, *_SOLVED, *_PRINTED, *_WHITENED)
+#: The kin of Muon.
+_MUONS: tuple[Peer, ...] = (
+    printed_peer(
+        "muonbp", "its Algorithm 1", MuonBP, {**_MUON, "block_lr": 0.6, "blocks": 3, "period": 4}
+    ),
+    printed_peer("turbo_muon", "the authors' code", TurboMuon, {**_MUON, "ns_steps": 4}),
+    printed_peer("mars_m", "the authors' code", MarsM, {**_MUON, "gamma": 0.05}),
+    printed_peer(
+        "mano", "the authors' code", Mano,
+        {**{key: x for key, x in _MUON.items() if key not in ("ns_steps", "adamw_eps")}, "eps": 1e-8},
+    ),
+    printed_peer(
+        "sinkgd", "its Algorithm 4", SinkGD, {**_ADAM, "rounds": 3, "floor": 1e-30, "adam_lr": 0.03, "lr_at_start": 0.0}
+    ),
+    printed_peer("adamuon_sign", "the later versions' Algorithm 1", AdaMuonSign, {**_MUON, "eps": 1e-3}),
+)  # fmt: skip
+
+DECOMPOSED: tuple[Peer, ...] = (*_SCALED, _CONDA, *_SOLVED, *_PRINTED, *_WHITENED, *_MUONS)

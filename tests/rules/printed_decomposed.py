@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -53,13 +53,18 @@ class AdaGO(WithAdam):
         size = min(float(np.linalg.norm(g)), h["gamma"])
         self.sums[i] = self.sums.get(i, h["start"]) + size**2
         step = max(h["eps"], h["lr"] * size / math.sqrt(self.sums[i]))
-        return w - step * _orthogonal(momentum, int(h["ns_steps"])) - h["lr"] * h["weight_decay"] * w
+        return w - step * orthogonal(momentum, int(h["ns_steps"])) - h["lr"] * h["weight_decay"] * w
 
 
-def _orthogonal(x: Array, steps: int, name: str = "muon") -> Array:
+def orthogonal(x: Array, steps: int, name: str = "muon") -> Array:
     """A quintic's polynomial of the singular values: Frobenius' norm makes the largest at most 1."""
-    left, s, right = np.linalg.svd(x / max(float(np.linalg.norm(x)), 1e-7), full_matrices=False)
-    for a, b, c in coefficients_of(name, steps):
+    return polynomials(x / max(float(np.linalg.norm(x)), 1e-7), coefficients_of(name, steps))
+
+
+def polynomials(x: Array, table: Iterable[Sequence[float]]) -> Array:
+    """Polynomials of degree five of the singular values, one after the other."""
+    left, s, right = np.linalg.svd(x, full_matrices=False)
+    for a, b, c in table:
         s = a * s + b * s**3 + c * s**5
     return np.asarray(left * s @ right)
 
@@ -83,7 +88,7 @@ class Dion2(WithAdam):
         return np.asarray(w - h["lr"] * (math.sqrt(rows / cols) * step + h["weight_decay"] * w))
 
     def _step(self, i: int, lines: Array, chosen: Array, h: Hyper) -> Array:
-        return _orthogonal(lines, int(h["ns_steps"]), "polar_express")
+        return orthogonal(lines, int(h["ns_steps"]), "polar_express")
 
 
 class NorDion2(Dion2):
