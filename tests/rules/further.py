@@ -26,6 +26,7 @@ from tests.rules.printed_momenta import (
     Proximal,
     ProximalAdagrad,
     UntunedWarmup,
+    ZClip,
 )
 from tests.rules.printed_moments import (
     AGD,
@@ -123,6 +124,10 @@ FURTHER_REDUCING: tuple[Peer, ...] = (
             "lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.07, "alpha": 0.9, "lamb": 1.5,
             "gamma": 0.2, "signal": 0.7, "signal_decay": 0.3, "clip": 0.9,
         },
+    ),
+    printed_peer(
+        "transforms/zclip >> sgd", "the paper's algorithm", ZClip,
+        {"lr": 0.05, "z_thresh": 0.5, "z_alpha": 0.8, "clip_after": 4, "z_eps": 1e-6},
     ),
     printed_peer("nsgdm", "the paper's algorithm", NSGDM, {"lr": 0.1, "beta": 0.8}),
     printed_peer("sngm", "the paper's algorithm", SNGM, {"lr": 0.1, "momentum": 0.8}),

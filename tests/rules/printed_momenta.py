@@ -171,3 +171,24 @@ class EFSignSGD(Printed):
         delta = np.abs(corrected).sum() / corrected.size * np.sign(corrected)
         self.w[i] = self.w[i] - delta
         self.m[i] = corrected - delta
+
+
+class ZClip(Whole):
+    """Gradient descent behind the algorithm of Kumar and others (2025), adaptive scaling, without a fixed bound."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        if self.t == 1:
+            self.norms: list[float] = []
+        size = float(np.linalg.norm(g))
+        if self.t <= h["clip_after"]:
+            self.norms.append(size)
+            self.mean, self.var = float(np.mean(self.norms)), float(np.var(self.norms))
+        else:
+            z = (size - self.mean) / (math.sqrt(self.var) + h["z_eps"])
+            bound = size
+            if z > h["z_thresh"]:
+                bound = self.mean + h["z_thresh"] * math.sqrt(self.var) / (z / h["z_thresh"])
+                g = g * (bound / (size + 1e-6))
+            self.mean = h["z_alpha"] * self.mean + (1 - h["z_alpha"]) * bound
+            self.var = h["z_alpha"] * self.var + (1 - h["z_alpha"]) * (bound - self.mean) ** 2
+        self.w[0] = self.w[0] - h["lr"] * g
