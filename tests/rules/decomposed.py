@@ -214,7 +214,10 @@ _MUONS: tuple[Peer, ...] = (
     printed_peer(
         "muonbp", "its Algorithm 1", MuonBP, {**_MUON, "block_lr": 0.6, "blocks": 3, "period": 4}
     ),
-    printed_peer("turbo_muon", "the authors' code", TurboMuon, {**_MUON, "ns_steps": 4}),
+    printed_peer(
+        "turbo_muon", "the authors' code", TurboMuon,
+        {**{key: value for key, value in _MUON.items() if key != "ns_steps"}, "iterations": 4},
+    ),
     printed_peer("mars_m", "the authors' code", MarsM, {**_MUON, "gamma": 0.05}),
     printed_peer(
         "mano", "the authors' code", Mano,

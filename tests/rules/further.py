@@ -75,7 +75,7 @@ FURTHER: tuple[Peer, ...] = (
     ),
     printed_peer("sc_adagrad", "the paper's algorithm", ScAdagrad, {"lr": 0.05, "xi1": 0.2, "xi2": 0.3}),
     printed_peer(
-        "sgdf", "the paper's algorithm", SGDF, {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
+        "sgdf", "the paper's algorithm", SGDF, {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-4, "gamma": 0.7},
     ),
     printed_peer("nag_gs", "the formulas of the authors' code", NagGs, {"lr": 0.1, "mu": 1.5, "gamma": 0.7}),
     printed_peer(

@@ -286,7 +286,8 @@ class FOOFPeer(MomentPeer):
         m = self.hyper["beta"]
         kept["sigma"] = m * kept.get("sigma", np.zeros_like(a)) + (1 - m) * a
         if self.t % self.hyper["every"] == 1:
-            kept["P"] = np.linalg.inv(kept["sigma"] + self.hyper["damping"] * np.eye(len(a)))
+            mean = kept["sigma"] / (1 - m**self.t)
+            kept["P"] = np.linalg.inv(mean + self.hyper["damping"] * np.eye(len(a)))
         return g @ kept["P"]
 
 
@@ -330,7 +331,8 @@ class NewtonMuonPeer(MomentPeer):
 def _moments(name: str, theirs: str, hyper: Hyper, kind: type[MomentPeer], note: str = "") -> InputPeer:
     def make() -> MomentPeer:
         if "adamw_lr" in hyper:
-            return kind(hyper, lambda tensors: torch.optim.AdamW(tensors, lr=hyper["adamw_lr"], foreach=False))
+            words = {"lr": hyper["adamw_lr"], "weight_decay": hyper["weight_decay"], "foreach": False}
+            return kind(hyper, lambda tensors: torch.optim.AdamW(tensors, **words))
         return kind(hyper, lambda tensors: torch.optim.SGD(tensors, lr=hyper["lr"], foreach=False))
 
     return InputPeer(name, theirs, hyper, make, note)
@@ -354,7 +356,7 @@ INPUTS: tuple[InputPeer, ...] = (
     _moments(
         "newton_muon", "the authors' code",
         {"lr": 0.01, "momentum": 0.8, "beta": 0.7, "ridge": 0.3, "eps": 1e-8, "start": 0.5, "every": 3,
-         "adamw_lr": 0.05}, NewtonMuonPeer, _LINES,
+         "adamw_lr": 0.05, "weight_decay": 0.0}, NewtonMuonPeer, _LINES,
     ),
     InputPeer(
         "polyak_sgd", "optax.polyak_sgd",

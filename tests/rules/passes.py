@@ -103,17 +103,18 @@ class OptaxSAM:
 
 
 class VarianceSuppressed:
-    """Algorithm 2 of Li and Giannakis (2023), VaSSO, around torch's AdamW."""
+    """VaSSO of Li and Giannakis (2023) around torch's AdamW. As in their code, the mean begins as a gradient."""
 
     def __init__(self, hyper: Hyper) -> None:
         self.hyper, self.gradient = hyper, gradient_of()
         self.tensors = [torch.nn.Parameter(torch.tensor(p)) for p in start()]
-        self.d: list[Array] = [np.zeros(shape) for shape in SHAPES]
+        self.d: list[Array] = []
         self.optimizer = torch.optim.AdamW(self.tensors, **_adamw(hyper))
 
     def step(self) -> None:
         now, theta = self.params(), self.hyper["theta"]
-        self.d = [(1 - theta) * d + theta * g for d, g in zip(self.d, self.gradient(now), strict=True)]
+        grads = self.gradient(now)
+        self.d = [(1 - theta) * d + theta * g for d, g in zip(self.d or grads, grads, strict=True)]
         length = np.sqrt(sum(float((d**2).sum()) for d in self.d))
         climbed = [p + self.hyper["rho"] * d / length for p, d in zip(now, self.d, strict=True)]
         for tensor, grad in zip(self.tensors, self.gradient(climbed), strict=True):

@@ -51,7 +51,7 @@ class NSGDM(Whole):
 
 
 class SNGM(Whole):
-    """Algorithm 1 of Zhao, Xie and Li (2020)."""
+    """Algorithm 1 of Zhao and others (2020)."""
 
     def update(self, i: int, g: Array, h: Hyper) -> None:
         self.m[0] = h["momentum"] * self.m[0] + g / (float(np.linalg.norm(g)) or 1)

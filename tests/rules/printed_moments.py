@@ -162,7 +162,7 @@ class ScAdagrad(Printed):
 
 
 class SGDF(Printed):
-    """Algorithm 1 of Yao, Zhang and Li (2023), with the correction of the variance of their code."""
+    """Algorithm 1 of Yao, Zhang and Li (2023), with the correction and the power of their code."""
 
     def update(self, i: int, g: Array, h: Hyper) -> None:
         beta1, beta2, t = h["beta1"], h["beta2"], self.t
@@ -170,7 +170,7 @@ class SGDF(Printed):
         self.v[i] = beta2 * self.v[i] + (1 - beta2) * (g - self.m[i]) ** 2
         m_hat = self.m[i] / (1 - beta1**t)
         s_hat = self.v[i] / ((1 + beta1) * (1 - beta2**t) / ((1 - beta1) * (1 - beta1 ** (2 * t))))
-        gain = s_hat / (s_hat + (g - m_hat) ** 2 + h["eps"])
+        gain = (s_hat / (s_hat + (g - m_hat) ** 2 + h["eps"])) ** h["gamma"]
         self.w[i] = self.w[i] - h["lr"] * ((1 - gain) * m_hat + gain * g)
 
 

@@ -50,7 +50,7 @@ class TurboMuon(_Kin):
         x = (1 - h["momentum"]) * g + h["momentum"] * m
         wide = x.T if x.shape[0] > x.shape[1] else x
         scaled = wide / np.sqrt(np.abs(wide @ wide.T).sum(1, keepdims=True))
-        o = polynomials(scaled, _YOU[-int(h["ns_steps"]) :])
+        o = polynomials(scaled, _YOU[-int(h["iterations"]) :])
         return np.asarray(math.sqrt(max(1, g.shape[0] / g.shape[1])) * (o.T if x.shape[0] > x.shape[1] else o))
 
 
