@@ -232,7 +232,7 @@ def test_source_is_one_text_and_names_what_the_author_named() -> None:
 
 
 def test_names_of_a_rule_never_hide_words_of_a_kernel() -> None:
-    names = ["word", "row", "start", "stop", "i", "tensor", "exp", "load_float32", "compiled", "p_at", "kernel", "job"]
+    names = ["word", "row", "start", "stop", "i", "place", "exp", "load_float32", "compiled", "p_at", "kernel", "job"]
     lines = [f"{name} = g*{k + 2} + sqrt(abs(p))" for k, name in enumerate(names)]
     bucket = bucket_of("\n".join([*lines, f"direction = {' + '.join(names)}"]), [100])
     assert_step_is_numpys(bucket)

@@ -24,7 +24,7 @@ from tests.backends.triton_tiles import JUDGES, TileFacts, compiled, executed
 SPOT = ("adafactor", "came", "sm3", "adamp", "adam_mini")
 
 #: The accesses of local memory by a thread for a whole tile, in the rules that have any.
-LOCAL = {"apollo": 1, "ranger21": 2}
+LOCAL = {"apollo": 1, "ranger21": 2, "sinkgd": 3}
 
 #: 10,240 by 10,240.
 ELEMENTS = 10240**2

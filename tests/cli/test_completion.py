@@ -16,7 +16,7 @@ def test_rules_backends_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name in ("lion_mine.yaml", "lion.txt", "lions/a.py", ".hidden/b.yaml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
-    assert rule_words("lion") == ["lion", "lion_mine.yaml", "lions/"]
+    assert rule_words("lion") == ["lion", "lion_k", "lion_mine.yaml", "lions/"]
     assert rule_words("lions/") == ["lions/a.py"]
     assert rule_words(f"{tmp_path}/lion_") == [f"{tmp_path}/lion_mine.yaml"]
     assert ".hidden/" not in rule_words("")

@@ -33,6 +33,8 @@ class PlainRun:
             "rows": param.shape[1],
             "cols": param.shape[2],
             "machine_eps": 2.0**-52,
+            "tensor": 0,
+            "tensors": 1,
         }
         self.facts = {k: np.float64(v) for k, v in facts.items()}
         self.states = {}
