@@ -63,7 +63,7 @@ def _sorted(of: Functions, keys: Any, low: Any, high: Any) -> tuple[Any, Any]:
 
 
 def _bisected(of: Functions, keys: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    """The least key with more than `low` keys up to it, and the least one above it where `high` lies there."""
+    """The keys at the places `low` and `high` of the ascending order, which are the same or neighbours."""
 
     def halved(bounds: tuple[Any, Any]) -> tuple[Any, Any]:
         least, most = bounds
