@@ -34,7 +34,8 @@ from rulec.torch.distributed.traffic import Communication
 from rulec.torch.groups.engine import state_dtypes_of
 from rulec.torch.groups.entries import GroupRule
 from rulec.torch.groups.inputs import Inputs
-from rulec.torch.groups.interface import SPLITTING, Interface, options_of, plain_options, with_offload
+from rulec.torch.groups.interface import SPLITTING, Interface
+from rulec.torch.groups.options import options_of, plain_options, with_offload
 from rulec.torch.groups.routes import Routes, names_of, routes_of, tag_all
 from rulec.torch.groups.values import group_rules_of, note_start, seed_of
 from rulec.torch.states.interop.arriving import arrived

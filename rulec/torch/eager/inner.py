@@ -14,7 +14,7 @@ from rulec.torch.distributed.comparison import OtherOrder
 from rulec.torch.distributed.consensus import Consensus
 from rulec.torch.distributed.cross_process import Across
 from rulec.torch.eager.scope import check_rules, joined_places, meeting_places
-from rulec.torch.groups.offload import OffloadOptions
+from rulec.torch.groups.options import OffloadOptions
 from rulec.torch.offload.host_step import HostStep
 from rulec.torch.offload.link import Event, Link
 from rulec.torch.optimizer import RuleOptimizer

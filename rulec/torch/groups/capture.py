@@ -16,7 +16,8 @@ from torch import Tensor
 from rulec.backend import registry
 from rulec.backend.capabilities import capabilities_of
 from rulec.errors import RulecError
-from rulec.torch.groups.interface import ASKING, Options
+from rulec.torch.groups.interface import ASKING
+from rulec.torch.groups.options import Options
 from rulec.torch.tensors.tensors import TorchArrays
 
 

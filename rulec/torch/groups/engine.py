@@ -16,7 +16,8 @@ from rulec.runtime.engine import Engine
 from rulec.torch.distributed.mesh import whole_of
 from rulec.torch.groups.capture import CaptureMode
 from rulec.torch.groups.entries import GroupRule
-from rulec.torch.groups.interface import Interface, Options
+from rulec.torch.groups.interface import Interface
+from rulec.torch.groups.options import Options
 from rulec.torch.groups.routes import Route
 from rulec.torch.groups.values import NUMBERS, STEADY, Groups, live_values, seed_of, table_of
 from rulec.torch.tensors.dtensor import has_matrices

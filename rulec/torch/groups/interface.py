@@ -1,8 +1,7 @@
-"""The interface of an optimizer class: its keywords, the rules that their values select, and options of the optimizer.
+"""The interface of an optimizer class: its keywords, and the rules that their values select.
 
 A class of torch.optim may stand for several rules (`amsgrad`, `nesterov`, `centered`). The `interop` sections of the
-library have an entry for each, with torch's names for hyper-parameters and states (rules/README.md). `Options` are
-those of a whole optimizer rather than of one of its groups.
+library have an entry for each, with torch's names for hyper-parameters and states (rules/README.md).
 """
 
 from __future__ import annotations
@@ -15,32 +14,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
-from rulec.backend import registry
-from rulec.backend.protocol import Backend
-from rulec.compiler.layout import PLAIN_STORAGE
-from rulec.compiler.weights import DTYPES
-from rulec.errors import HyperError, TensorError
-from rulec.formats import NAMES
+from rulec.errors import HyperError
 from rulec.language.expr.node import Node
-from rulec.language.hyper import checked_seed
-from rulec.language.inputs import InputKind, per_tensor
+from rulec.language.inputs import InputKind
 from rulec.language.rule import Rule
 from rulec.language.sizes import lists_of
 from rulec.language.source import did_you_mean
-from rulec.language.statistics import Watch
 from rulec.runtime.buckets.launch_builder import inputs_of
 from rulec.runtime.evaluations import EvaluationNames
-from rulec.runtime.statistics import Statistics, WatchSchedule
-from rulec.runtime.storage.options import Storage
-from rulec.torch.distributed.consensus import Consensus
-from rulec.torch.distributed.cross_process import Across
-from rulec.torch.distributed.totals import Totals
 from rulec.torch.groups.entries import AS_NONE, Entry, GroupRule, draws, sees_sections, shared_states
-from rulec.torch.groups.offload import OffloadOptions, offload_options
-from rulec.torch.tensors.fake import ShapesBackend, is_fake, without_compiler
+from rulec.torch.tensors.fake import without_compiler
 
 #: Keywords of torch.optim that say how to run, not what to compute.
 HINTS = ("foreach", "fused", "capturable", "differentiable")
@@ -53,9 +38,6 @@ OWN = (
     "state_dtype", "weights", "backend", "reduce_over", "watch", "watch_every", "offload", "offload_buffer",
     "offload_pinned",
 )  # fmt: skip
-
-#: Keywords of every class whose values belong to this process and cannot be saved.
-UNSAVED = ("backend", "reduce_over")
 
 #: Entries of a group that say what its parameters are joined of.
 SPLITTING = ("split", "split_dim")
@@ -401,136 +383,3 @@ def torch_words(class_name: str, keyword: str, value: Any) -> str:
     except (ValueError, TypeError) as error:
         return f" ({error})"
     return ""
-
-
-#: torch's names of formats -> ours.
-_TORCH_NAMES = {"float8_e4m3fn": "float8_e4m3"}
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of a whole optimizer: dtypes and formats of states by name (`""`: all), and the backend asked for.
-
-    `capturable` asks for step counts and scalars on the device, where groups do not say it; `across` has the ranks
-    over which values of groups and the model are reduced, `coordinator` is the consensus of ranks with the same
-    tensors, None where none are reduced, and `totals` completes statistics of shards. `order` has the indices of
-    parameters in the first rank's order, or is empty.
-    `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`, and `seed` that
-    of its random numbers where no rule draws any. `watch` are statistics to measure, in the steps of `schedule`.
-    `offload` says what lies on the host; None where nothing is offloaded. Where `plain_weights`, an offload leaves
-    weights of 16 bits as they are.
-    """
-
-    state_dtypes: Mapping[str, str] = field(default_factory=dict)
-    backend: str | Backend | None = None
-    capturable: bool = False
-    across: Across | None = None
-    coordinator: Consensus | None = None
-    totals: Totals | None = None
-    order: tuple[int, ...] = ()
-    weights: str = ""
-    seed: int = 0
-    watch: Watch | None = None
-    schedule: WatchSchedule | None = None
-    offload: OffloadOptions | None = None
-    plain_weights: bool = False
-
-    @property
-    def processes(self) -> list[Across | Consensus]:
-        """The rank groups that take a step together."""
-        return [processes for processes in (self.across, self.coordinator) if processes is not None]
-
-    @property
-    def everyone(self) -> list[Across | Consensus | Totals]:
-        """The same rank groups, and the totals of statistics."""
-        return [*self.processes, *([] if self.totals is None else [self.totals])]
-
-    @property
-    def due(self) -> bool:
-        """Whether the next step measures statistics."""
-        return self.schedule is not None and self.schedule.due
-
-
-def fitting(options: Options, params: Sequence[Tensor]) -> Options:
-    """The options, with a backend that computes nothing where parameters are fake; TensorError where only some are."""
-    fake = [*map(is_fake, params)]
-    if not any(fake):
-        return options
-    if not all(fake):
-        raise TensorError("some parameters are fake tensors and others are not: give an optimizer those of one kind")
-    return replace(options, backend=ShapesBackend())
-
-
-def plain_options(groups: Sequence[dict[str, Any]]) -> None:
-    """Puts names in the place of objects of this process in groups.
-
-    ZeroRedundancyOptimizer copies all keywords into its groups, and saves them. The options count, not the groups.
-    """
-    for group in groups:
-        for key in UNSAVED:
-            if group.get(key) is not None and not isinstance(group[key], str):
-                group[key] = getattr(group[key], "name", None) if key == "backend" else None
-
-
-def options_of(interface: Interface, values: dict[str, Any]) -> Options:
-    """Takes the options out of an optimizer's keywords.
-
-    TensorError for an unknown state or dtype; HyperError for a seed without random numbers.
-    """
-    backend, weights = values.pop("backend"), values.pop("weights")
-    state_dtypes = _state_dtypes(interface, values.pop("state_dtype"))
-    if backend is not None:
-        registry.usable(backend)
-    capturable, across = bool(interface.asks_once and values.pop("capturable")), values.pop("reduce_over", None)
-    seed = 0 if interface.draws else checked_seed(values.pop("seed"))
-    if seed and not Storage(state_dtypes, weights or "").random:
-        raise HyperError(f"{interface.name} draws no random numbers for seed={seed}: leave it out")
-    watch = values.pop("watch")
-    schedule = WatchSchedule.of(interface.name, watch, values.pop("watch_every"))
-    Statistics(interface.rules, watch)
-    taken = (values.pop(keyword) for keyword in ("offload", "offload_buffer", "offload_pinned"))
-    offload = offload_options(interface.name, *taken)
-    return Options(
-        state_dtypes, backend, capturable, None if across is None else Across(across), weights=weights or "", seed=seed,
-        watch=watch, schedule=schedule, offload=offload, plain_weights=weights == "",
-    )  # fmt: skip
-
-
-def with_offload(options: Options, interface: Interface, groups: Sequence[Mapping[str, Any]]) -> Options:
-    """The options for the parameters of these groups, where the step is offloaded.
-
-    Weights of 16 bits have a master copy on the host, unless another kind of weights was asked for, or none by `""`.
-    HyperError for a rule whose step needs more of the device than gradients, and for groups that ask for numbers there.
-    """
-    offload = options.offload
-    if offload is None:
-        return options
-    if options.capturable or any(group.get(keyword) for group in groups for keyword in ASKING):
-        raise HyperError(
-            f"offload={offload.kind!r} of {interface.name} works by the host, and a group has capturable=True or "
-            f"fused=True, for steps without it: leave one out"
-        )
-    like = [name for name, kind in interface.inputs.items() if per_tensor(kind)]
-    if like or interface.passes.count:
-        what = f"takes the input {like[0]!r} for each parameter" if like else "evaluates the model again in a step"
-        raise HyperError(f"{interface.name} {what}, which offload={offload.kind!r} does not move: leave offload out")
-    if offload.kind == "step" and not (options.weights or options.plain_weights):
-        dtypes = {str(p.dtype).removeprefix("torch.") for group in groups for p in group["params"]}
-        kinds = dtypes.intersection(DTYPES["master"])
-        return replace(options, weights="master" if kinds else "")
-    return options
-
-
-def _state_dtypes(interface: Interface, state_dtype: StateDtype) -> dict[str, str]:
-    requested = state_dtype if isinstance(state_dtype, Mapping) else {} if state_dtype is None else {"": state_dtype}
-    known = interface.state_names()
-    dtypes = {}
-    for state, dtype in requested.items():
-        if state and state not in known:
-            raise TensorError(f"{interface.name} has no state {state!r}{did_you_mean(state, known)}")
-        name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
-        name = _TORCH_NAMES.get(name, name)
-        if name not in PLAIN_STORAGE and name.partition("/")[0] not in NAMES:
-            raise TensorError(f"state dtype {dtype!r} is none of {', '.join([*PLAIN_STORAGE, *NAMES])}")
-        dtypes[state] = name
-    return dtypes

@@ -29,7 +29,7 @@ from rulec.language.sizes import lists_of
 from rulec.torch.distributed.cross_process import reaches_across
 from rulec.torch.groups.entries import Entry, Place, list_places, reads_tags, shared_states
 from rulec.torch.groups.interface import OWN, TAKEN, Interface, StateDtype, WatchKeyword
-from rulec.torch.groups.offload import DEFAULT_BUFFER
+from rulec.torch.groups.options import DEFAULT_BUFFER
 from rulec.torch.groups.variants import LIBRARIES, each_of, is_changed, meant_rule, namesakes, with_forms, with_rests
 from rulec.torch.tensors.fake import without_compiler
 

@@ -14,7 +14,7 @@ from rulec.compiler.layout import scale_name
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.buckets.reductions import LaunchShare
 from rulec.torch.groups.engine import TensorRef
-from rulec.torch.groups.offload import OffloadOptions
+from rulec.torch.groups.options import OffloadOptions
 from rulec.torch.groups.routes import Route
 from rulec.torch.offload.link import FakeLink, Link
 from rulec.torch.offload.ring import aligned, bytes_of

@@ -27,7 +27,7 @@ from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.stages.noise import takes_blocks
 from rulec.runtime.stages.step import begin
 from rulec.torch.groups.engine import TensorRef
-from rulec.torch.groups.offload import OffloadOptions
+from rulec.torch.groups.options import OffloadOptions
 from rulec.torch.groups.routes import Route
 from rulec.torch.offload.early import EarlyStages
 from rulec.torch.offload.groups import (

@@ -12,7 +12,7 @@ from rulec.language.expr.node import Kind, Op, walk
 from rulec.language.rule_data import RuleData
 from rulec.runtime.buckets.launch import Launch
 from rulec.torch.groups.engine import TensorRef
-from rulec.torch.groups.offload import OffloadOptions
+from rulec.torch.groups.options import OffloadOptions
 from rulec.torch.groups.routes import Route
 from rulec.torch.offload.host_step import HostStep
 from rulec.torch.offload.states import StreamedStates

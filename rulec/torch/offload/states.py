@@ -20,7 +20,7 @@ from rulec.language.rule_data import RuleData
 from rulec.runtime.buckets.launch import Launch
 from rulec.runtime.storage.allocator import StateSpec
 from rulec.torch.groups.engine import TensorRef, TorchEngine
-from rulec.torch.groups.offload import OffloadOptions
+from rulec.torch.groups.options import OffloadOptions
 from rulec.torch.groups.routes import Route
 from rulec.torch.offload.device_ring import BUFFERS, BufferOwner, DeviceRing
 from rulec.torch.offload.groups import TransferGroup, largest_states, links_of, note_shares, numbers_of, transfer_groups

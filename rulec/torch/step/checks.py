@@ -15,7 +15,7 @@ from torch import Tensor
 from rulec.compiler.layout import PLAIN_STORAGE
 from rulec.errors import TensorError
 from rulec.formats import UNBIASED
-from rulec.torch.groups.interface import Options
+from rulec.torch.groups.options import Options
 from rulec.torch.groups.routes import Route
 from rulec.torch.tensors.dtensor import flat_start, is_flat, is_split, place_of
 from rulec.torch.tensors.fake import is_fake

@@ -18,7 +18,7 @@ from rulec.torch.distributed.comparison import Said, names_of
 from rulec.torch.distributed.mesh import split_names
 from rulec.torch.groups.engine import TensorRef
 from rulec.torch.groups.entries import reaches_groups
-from rulec.torch.groups.interface import Options
+from rulec.torch.groups.options import Options
 from rulec.torch.groups.routes import Route
 from rulec.torch.groups.values import Groups
 from rulec.torch.tensors.dtensor import is_dtensor, sees_more

@@ -29,7 +29,8 @@ from rulec.torch.groups.capture import NEW_NUMBERS, NEW_SCALING, NEW_TENSORS, re
 from rulec.torch.groups.engine import GroupNumbers, TensorRef, add_parameters, engines_of, in_order, order_of
 from rulec.torch.groups.entries import shared_states
 from rulec.torch.groups.inputs import Inputs
-from rulec.torch.groups.interface import Interface, Options, fitting
+from rulec.torch.groups.interface import Interface
+from rulec.torch.groups.options import Options, fitting
 from rulec.torch.groups.routes import names_of, routes_of
 from rulec.torch.groups.values import Groups, GroupStates, check_complete, group_rules_of
 from rulec.torch.offload.host_step import HostStep

@@ -13,7 +13,7 @@ from rulec.runtime.statistics import checked_words, waits_for_shards
 from rulec.torch.distributed.mesh import meeting_of
 from rulec.torch.distributed.totals import totals_of
 from rulec.torch.groups.capture import is_asked
-from rulec.torch.groups.interface import Options
+from rulec.torch.groups.options import Options
 from rulec.torch.tensors.dtensor import sees_more
 
 

@@ -14,7 +14,8 @@ from torch.nn import Parameter
 from rulec.torch.fastpath.survey import Survey
 from rulec.torch.groups.capture import NEW_NUMBERS, NEW_TENSORS, CaptureMode, is_asked
 from rulec.torch.groups.entries import GroupRule
-from rulec.torch.groups.interface import Interface, Options
+from rulec.torch.groups.interface import Interface
+from rulec.torch.groups.options import Options
 from rulec.torch.groups.values import Groups, GroupValues, group_rules_of, splits_of, words_of
 from rulec.torch.tensors.dtensor import is_dtensor, local_tensor, placement_of, spec_of
 from rulec.torch.tensors.fake import address_of
