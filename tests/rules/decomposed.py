@@ -13,6 +13,7 @@ import torch
 from pytorch_optimizer.optimizer.scion import LMONorm
 
 from rulec.array_api import random
+from tests.rules.normed import NORMED
 from tests.rules.peer import Peer, adam_like, printed_peer, torch_peer
 from tests.rules.printed_decomposed import AdaGO, Dion, Dion2, Iso, NorDion2, SPlus
 from tests.rules.printed_muons import AdaMuonSign, Mano, MarsM, MuonBP, SinkGD, TurboMuon
@@ -229,4 +230,4 @@ _MUONS: tuple[Peer, ...] = (
     printed_peer("adamuon_sign", "the later versions' Algorithm 1", AdaMuonSign, {**_MUON, "eps": 1e-3}),
 )  # fmt: skip
 
-DECOMPOSED: tuple[Peer, ...] = (*_SCALED, _CONDA, *_SOLVED, *_PRINTED, *_WHITENED, *_MUONS)
+DECOMPOSED: tuple[Peer, ...] = (*_SCALED, _CONDA, *_SOLVED, *_PRINTED, *_WHITENED, *_MUONS, *NORMED)

@@ -1,0 +1,76 @@
+"""Kin of Muon with steps by norms or roots, in NumPy: from papers and authors' code, and not from our rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tests.rules.printed_decomposed import WithAdam, orthogonal
+from tests.rules.runs import Array, Hyper
+
+
+class Namo(WithAdam):
+    """The authors' code of Zhang, Liu and Schaeffer (2026), without the 1e-12 that it adds to a denominator."""
+
+    def __init__(self, params: Sequence[Array]) -> None:
+        super().__init__(params)
+        self.squares: dict[int, Array] = {}
+
+    def matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
+        beta1, beta2 = h["momentum"], h["beta"]
+        momentum = beta1 * self.m[i].reshape(g.shape) + (1 - beta1) * g
+        self.m[i] = momentum.reshape(self.m[i].shape)
+        ahead = (1 - beta1) * g + beta1 * momentum
+        self.squares[i] = beta2 * self.squares.get(i, np.zeros(())) + (1 - beta2) * self.size(g) ** 2
+        correction = math.sqrt(1 - beta2**self.t) / (1 - beta1**self.t)
+        ratio = self.held(self.size(ahead) / (np.sqrt(self.squares[i]) + h["eps"]), h)
+        rate = h["lr"] * correction * ratio
+        longer = h["scale"] * math.sqrt(max(g.shape))
+        kept = np.maximum(1 - h["weight_decay"] * np.minimum(rate, 1), 0)
+        return np.asarray(kept * w - np.minimum(longer * rate, 1) * orthogonal(ahead, int(h["ns_steps"])))
+
+    def size(self, x: Array) -> Array:
+        """The norm that a step size is made of."""
+        return np.asarray(np.linalg.norm(x))
+
+    def held(self, ratio: Array, h: Hyper) -> Array:
+        """The ratio of norms within its bounds."""
+        return ratio
+
+
+class NamoD(Namo):
+    """The diagonal form of the same code: a norm for each column, held near the mean of all."""
+
+    def size(self, x: Array) -> Array:
+        return np.asarray(np.sqrt((x * x).sum(0)))
+
+    def held(self, ratio: Array, h: Hyper) -> Array:
+        return np.clip(ratio, h["clamp"] * ratio.mean(), ratio.mean() / h["clamp"])
+
+
+class Rmnp(WithAdam):
+    """The authors' code of Deng and others (2026): rows of Nesterov's momentum, of length 1 each."""
+
+    def matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
+        momentum = h["momentum"] * self.m[i].reshape(g.shape) + g
+        self.m[i] = momentum.reshape(self.m[i].shape)
+        ahead = g + h["momentum"] * momentum
+        rows = np.stack([row / max(math.sqrt(float(row @ row)), h["eps"]) for row in ahead])
+        factor = math.sqrt(max(1, g.shape[0] / g.shape[1]))
+        return np.asarray((1 - h["lr"] * h["weight_decay"]) * w - h["lr"] * factor * rows)
+
+
+class MuonRemez(WithAdam):
+    """The limit that levanter's iteration goes to: a singular value s is s/(s**2 + eps)**(1/4), of norm 1."""
+
+    def matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
+        momentum = h["momentum"] * self.m[i].reshape(g.shape) + g
+        self.m[i] = momentum.reshape(self.m[i].shape)
+        ahead = g + h["momentum"] * momentum
+        size = math.sqrt(float((ahead * ahead).sum())) or 1.0
+        left, s, right = np.linalg.svd(ahead / size, full_matrices=False)
+        step = (left * (s / (s**2 + h["eps"]) ** 0.25)) @ right * math.sqrt(size)
+        factor = math.sqrt(max(1, g.shape[0] / g.shape[1]))
+        return np.asarray((1 - h["lr"] * h["weight_decay"]) * w - h["lr"] * factor * step)
