@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tests.rules.printed import Printed
 from tests.rules.printed_decomposed import WithAdam, orthogonal
 from tests.rules.runs import Array, Hyper
 
@@ -74,3 +75,67 @@ class MuonRemez(WithAdam):
         step = (left * (s / (s**2 + h["eps"]) ** 0.25)) @ right * math.sqrt(size)
         factor = math.sqrt(max(1, g.shape[0] / g.shape[1]))
         return np.asarray((1 - h["lr"] * h["weight_decay"]) * w - h["lr"] * factor * step)
+
+
+class _Sphere(Printed):
+    """Steps along the sphere of the norm at the start, with gradients that are tangent to it; vectors have Adam."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        w = self.w[i]
+        if w.ndim < 2:
+            self._moments(i, g, h)
+            self.w[i] = w - h["adam_lr"] * self._adam(i, h)
+            return
+        moved = w - h["lr"] * self.direction(i, tangent(g, w), h)
+        self.w[i] = moved * (np.linalg.norm(w) / np.linalg.norm(moved))
+        self.m[i] = tangent(self.m[i], self.w[i])
+
+    def direction(self, i: int, r: Array, h: Hyper) -> Array:
+        """The step of a matrix without the rate, by the tangent gradient."""
+        raise NotImplementedError
+
+    def _moments(self, i: int, g: Array, h: Hyper) -> None:
+        self.m[i] = h["beta1"] * self.m[i] + (1 - h["beta1"]) * g
+        self.v[i] = h["beta2"] * self.v[i] + (1 - h["beta2"]) * g**2
+
+    def _adam(self, i: int, h: Hyper) -> Array:
+        m, v = self.m[i] / (1 - h["beta1"] ** self.t), self.v[i] / (1 - h["beta2"] ** self.t)
+        return np.asarray(m / (np.sqrt(v) + h["eps"]))
+
+
+def tangent(x: Array, w: Array) -> Array:
+    """The part of `x` that is orthogonal to `w`."""
+    unit = w / np.linalg.norm(w)
+    return np.asarray(x - np.vdot(x, unit) * unit)
+
+
+class AdamHR(_Sphere):
+    """Levanter's code: Adam's step by moments of tangent gradients."""
+
+    def direction(self, i: int, r: Array, h: Hyper) -> Array:
+        self._moments(i, r, h)
+        return self._adam(i, h)
+
+
+class MuonHR(_Sphere):
+    """Levanter's code: the orthogonal factor of Nesterov's momentum of tangent gradients, by You's polynomials."""
+
+    def direction(self, i: int, r: Array, h: Hyper) -> Array:
+        self.m[i] = h["momentum"] * self.m[i] + r
+        ahead = (r + h["momentum"] * self.m[i]).reshape(len(r), -1)
+        return orthogonal(ahead, int(h["ns_steps"]), "quintic").reshape(r.shape)
+
+
+class MuonSphere(WithAdam):
+    """MuonSphere by levanter's code, with the largest singular value of the weights instead of an estimate."""
+
+    def matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
+        momentum = h["momentum"] * self.m[i].reshape(g.shape) + g
+        self.m[i] = momentum.reshape(self.m[i].shape)
+        ahead = g + h["momentum"] * momentum
+        radius = h["radius"] * math.sqrt(w.shape[0] / w.shape[1])
+        o = orthogonal(ahead, int(h["ns_steps"]), "polar_express")
+        return np.asarray(w * (radius / np.linalg.svd(w)[1][0]) - h["lr"] * radius * o)
+
+    def _adamw(self, i: int, g: Array, h: Hyper) -> None:
+        super()._adamw(i, g, {**h, "lr": h["adam_lr"], "eps": h["eps"]})

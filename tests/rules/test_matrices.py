@@ -27,10 +27,10 @@ SHAPES = ((5,), (), (6, 4), (4, 6), (5, 5), (2, 4, 3), (2, 2, 3, 3))
 FIRST = tuple({peer.composed: peer for peer in reversed(MATRICES)}.values())
 WITHOUT_DIGITS = (
     "shampoo", "shampoo_axes", "soap", "soap_axes", "galore", "fira", "conda", "scalableshampoo", "dash", "splus",
-    "kl_soap", "moso", "iso", "muon_remez",
+    "kl_soap", "moso", "iso", "muon_remez", "muon_sphere",
 )  # fmt: skip
-#: Rules that keep the singular values of weights: those of zero stay.
-FIXED = ("iso",)
+#: Rules that keep norms or singular values of weights, and how many dimensions these have: those of zero stay.
+FIXED = {"iso": (2,), "adam_hr": (2, 3, 4), "muon_hr": (2, 3, 4)}
 EXACT = tuple(peer for peer in FIRST if peer.composed not in WITHOUT_DIGITS)
 
 
@@ -65,7 +65,7 @@ def test_all_zero(peer: Peer, run: str) -> None:
         ours.step(grads, now)
     for p in ours.params():
         assert np.isfinite(p).all()
-        assert np.abs(p).max() > 1e-3 * peer.hyper["lr"] or (p.ndim == 2 and peer.composed in FIXED)
+        assert np.abs(p).max() > 1e-3 * peer.hyper["lr"] or p.ndim in FIXED.get(peer.composed, ())
 
 
 @pytest.mark.parametrize("peer", [peer for peer in MATRICES if peer.rounds], ids=str)

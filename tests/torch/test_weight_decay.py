@@ -31,7 +31,7 @@ WITHOUT = {
         ("Amos", "FTRL", "FTRLProximal", "ProximalSGD", "ProximalAdagrad", "AdagradDA", "RDA"),
         "the rule has a decay of its own by another name",
     ),
-    **dict.fromkeys(("Fromage", "Nero"), "the rule keeps norms"),
+    **dict.fromkeys(("Fromage", "Nero", "AdamHR", "MuonHR", "MuonSphere"), "the rule keeps norms"),
     **dict.fromkeys(("Madam", "ExponentiatedGradient"), "weights are multiplied"),
     **dict.fromkeys(("Gravity", "SRMM", "LBFGSDirection", "Rprop", "SparseAdam"), "as in the authors' code"),
 }
