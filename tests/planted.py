@@ -368,9 +368,9 @@ FAULTS = (
     ),
     Fault(
         "torch",
-        "rulec/torch/step/optimizer_step.py",
-        "if self.group_rules[route.group].maximize}",
-        "if not self.group_rules[route.group].maximize}",
+        "rulec/torch/step/evaluations.py",
+        "if machine.group_rules[route.group].maximize}",
+        "if not machine.group_rules[route.group].maximize}",
         "torch/test_passes.py torch/test_moved_passes.py torch/test_negated.py",
     ),
     Fault(

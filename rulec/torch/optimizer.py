@@ -44,7 +44,7 @@ from rulec.torch.states.quantized import all_saved
 from rulec.torch.states.saved import asks_for_states, at_rates, check_numbers, check_states
 from rulec.torch.states.store import Store
 from rulec.torch.step.checks import watch_of
-from rulec.torch.step.evaluations import TorchEvaluations, check_evaluations
+from rulec.torch.step.evaluations import TorchEvaluations, check_evaluations, move_all
 from rulec.torch.step.optimizer_step import OptimizerStep
 from rulec.torch.step.ranks import with_ranks
 from rulec.torch.tensors.dtensor import local_tensor
@@ -252,7 +252,7 @@ class RuleOptimizer(Optimizer, Lockable):
                 f"{self.interface.name} measures no statistics: make it with watch='norms', or with expressions by name"
             )
         machine = self._machine if self._machine is not None else self._current()
-        return machine.statistics()
+        return machine.measurements.last()
 
     # Steps
 
@@ -611,7 +611,7 @@ class RuleOptimizer(Optimizer, Lockable):
     def _adopt(self, machine: OptimizerStep) -> None:
         self._skipped = self.skipped_steps
         if self._machine is not None:
-            machine.keep_statistics(self._machine)
+            machine.measurements.keep(self._machine.measurements)
         if isinstance(self.state, Store):
             self.state.become(machine.buffers.store)
             machine.buffers.store = self.state
@@ -740,7 +740,7 @@ class EvaluatedOptimizer(RuleOptimizer):
         self._check_closed("train()" if training else "eval()")
         if self.param_groups[0]["train_mode"] is training:
             return
-        self._current().change(way)
+        move_all(self._current(), way)
         for group in self.param_groups:
             group["train_mode"] = training
 

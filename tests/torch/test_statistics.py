@@ -17,7 +17,7 @@ from torch import nn
 import rulec.torch
 from rulec import RuleError
 from rulec.errors import HyperError, RulecError
-from rulec.torch.step import optimizer_step
+from rulec.torch.step import statistics
 from rulec.torch.tensors.library import numbers_on_host
 from tests.calls import profiled
 from tests.weights import KINDS, RATES, check_unchanged, first_weights, gradient, options, weights
@@ -166,7 +166,7 @@ def test_numbers_of_all_dtypes_and_rules_come_in_one_transfer(kind: str, monkeyp
         copied.append(len(values))
         return numbers_on_host(values)
 
-    monkeypatch.setattr(optimizer_step, "numbers_on_host", counted)
+    monkeypatch.setattr(statistics, "numbers_on_host", counted)
     numbers = optimizer.statistics().numbers()
     assert [value for name, value in numbers.items() if name != "all"] == pytest.approx(
         [float(p.numel()) for p in params]

@@ -185,10 +185,10 @@ def test_a_parameter_with_gaps_leaves_what_is_between_alone_and_keeps_one_copy()
     assert (param.detach() < 0).all()
     assert not pair[:, 1::2].any()
     assert optimizer._machine is not None
-    assert [copy.nbytes for copy in optimizer._machine._copies.values()] == [48]
+    assert [copy.nbytes for copy in optimizer._machine.copies.values()] == [48]
     param.data = torch.zeros(4, 3)  # moved, and without gaps now
     optimizer.step()
-    assert not optimizer._machine._copies
+    assert not optimizer._machine.copies
     assert optimizer.state[param]["step"] == 2
 
 

@@ -1,11 +1,12 @@
 """The evaluations of the model in one step of a torch optimizer: moves to the points, and the way back.
 
+`move_all` moves the parameters to where the model is evaluated in use, and back to where it is trained.
 `Before` keeps the numbers of parameters before a move, and writes them back wherever the parameters' memory then is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,11 +16,15 @@ from torch.autograd.graph import increment_version
 
 from rulec.compiler.weights import is_part
 from rulec.errors import HyperError, RulecError, TensorError
+from rulec.language.rule_data import RuleData
+from rulec.runtime.engine import run
 from rulec.runtime.evaluations import Evaluations, move_at
 from rulec.torch.groups.inputs import Inputs
+from rulec.torch.offload.offload import Offload
+from rulec.torch.step.gradients import check_shapes, is_sparse, real_gradients
 from rulec.torch.step.optimizer_step import OptimizerStep
-from rulec.torch.step.sparse import is_sparse
-from rulec.torch.tensors.dtensor import is_dtensor
+from rulec.torch.step.plan import part_launches_of, read_all, write_all
+from rulec.torch.tensors.dtensor import check_gradient, is_dtensor
 from rulec.torch.tensors.fake import plain_memory
 from rulec.torch.tensors.memory import holds_all
 from rulec.torch.tensors.tensors import OtherDtype
@@ -44,20 +49,20 @@ class TorchEvaluations(Evaluations[Mapping[Tensor, Any]]):
         """
         self.check([p for p in machine.params if p.grad is not None])
         self.put_back(machine.buffers.store)
-        maximized = machine.maximized()
+        maximized = _maximized(machine)
 
         def gradients() -> Mapping[Tensor, Any]:
             return {p: -p.grad if p in maximized else p.grad for p in self._params if p.grad is not None}
 
         def move(place: int) -> None:
             try:
-                machine.move(move_at(place), inputs(self.values), self._note)
+                _move(machine, move_at(place), inputs(self.values), self._note)
             except OtherDtype:
-                build().move(move_at(place), inputs(self.values), self._note)
+                _move(build(), move_at(place), inputs(self.values), self._note)
             for param in self._params:
                 param.grad = None
 
-        return self.advance(machine.interface.passes, gradients, partial(machine.wants, self._params), move)
+        return self.advance(machine.interface.passes, gradients, partial(_wants, machine, self._params), move)
 
     def check(self, params: list[Tensor]) -> None:
         """TensorError where other parameters have gradients than at the first point, or one has a sparse gradient."""
@@ -94,6 +99,79 @@ def check_evaluations(machine: OptimizerStep, name: str) -> None:
             f"{name} evaluates the model again in a step, and cannot be split over processes: use "
             f"DistributedDataParallel, without reduce_over and DTensors"
         )
+
+
+def _wants(machine: OptimizerStep, params: Collection[Tensor], place: int) -> bool:
+    """Whether any of these parameters has the evaluation with this index in its next step."""
+    chosen = {*params}
+    ids: dict[int, list[int]] = {}
+    for route, (engine, tensor_id) in zip(machine.routes, machine.tensor_refs, strict=True):
+        if route.param in chosen:
+            ids.setdefault(id(engine), []).append(tensor_id)
+    return any(engine.wants(ids.get(id(engine), ()), place, engine.table) for engine in machine.engines)
+
+
+def _maximized(machine: OptimizerStep) -> set[Tensor]:
+    """The parameters whose gradient is gone up."""
+    return {route.param for route in machine.routes if machine.group_rules[route.group].maximize}
+
+
+def _move(
+    machine: OptimizerStep, way: Callable[[RuleData], RuleData | None], inputs: Inputs,
+    ready: Callable[[Mapping[Any, Any]], None],
+) -> None:  # fmt: skip
+    """Moves the parameters with gradients to the point of a pass: see `Engine.ready_part`.
+
+    `ready` is called with the states by parameter, once these are there and before anything is written. OtherDtype,
+    and nothing done, where a gradient's dtype is new.
+    """
+    grads = [p.grad for p in machine.params if p.grad is not None]
+    places = tuple(i for i, p in enumerate(machine.params) if p.grad is not None)
+    with machine.plain():
+        plan = machine.plans.of(places, grads)
+        for place in plan.converted:
+            check_gradient(grads[place], plan.written[place], machine.names[plan.chosen[place]])
+        check_shapes(plan, grads, machine.names)
+        read_all(plan.copied)
+        seen = plan.seen(real_gradients(plan, grads, machine.names))
+        launches = part_launches_of(plan, seen, way, False, inputs)
+        machine.buffers.show()
+        ready(machine.buffers.store)
+        machine.writer.write(launches, plan.written)
+        write_all(plan.copied)
+
+
+def move_all(machine: OptimizerStep, way: Callable[[RuleData], RuleData | None]) -> None:
+    """One step of another rule on the same parameters and states; parameters without states stay as they are."""
+    if machine.capture_mode.capturing:
+        raise RulecError("eval() and train() cannot be captured in a CUDA graph: call them before or after it")
+    written = [p for p in machine.params if machine.buffers.store.get(p)]
+    if machine.offload is not None:
+        _move_offloaded(machine, machine.offload, way, written)
+        return
+    copied = [(machine.routes[i], copy) for i, copy in machine.copies.items()]
+    read_all(copied)
+    increment_version(written)
+    for engine in machine.engines:
+        engine.change(way, engine.table)
+    write_all(copied)
+
+
+def _move_offloaded(
+    machine: OptimizerStep, offload: Offload, way: Callable[[RuleData], RuleData | None], written: Sequence[Tensor]
+) -> None:
+    """The same where states lie on the host."""
+    copied = [(machine.routes[i], copy) for i, copy in machine.copies.items()]
+    with machine.plain():
+        read_all(copied)
+        changes = offload.changes(way)  # it tells by the versions what others have written
+        increment_version(written)
+        try:
+            for launches in changes:
+                run(launches)
+        finally:
+            offload.finish(range(len(machine.routes)))
+        write_all(copied)
 
 
 #: A parameter, and a name in its state: that of the memory beside a parameter of 16 bits, or None for the parameter.
