@@ -11,6 +11,7 @@ import optax
 import pytorch_optimizer
 import torch
 
+from tests.rules.printed_decomposed import orthogonal
 from tests.rules.runs import Array, Hyper, OptaxRun, Run, TorchRun
 from tests.rules.wrapper_peer import Start, WrapperPeer
 
@@ -163,6 +164,17 @@ class SWA(Slowly):
         return [tensor.detach().numpy().copy() for tensor in averages]
 
 
+class SpectralDecay(Slowly):
+    """Adam, and a step along the nuclear norm's gradient by the polynomials of its singular values."""
+
+    def after(self, hyper: Hyper) -> None:
+        for now in self.tensors:
+            if now.ndim > 1:
+                matrix = now.detach().numpy().reshape(len(now), -1)
+                step = orthogonal(matrix, int(hyper["ns_steps"])).reshape(now.shape)
+                now.sub_(hyper["lr"] * hyper["spectral_rate"] * torch.tensor(step))
+
+
 _ANEW = "theirs has another weight decay before every step, for the same length of decay"
 
 #: torch's AdamW decays by lr times its weight decay, which is given anew before every step.
@@ -221,6 +233,10 @@ DECAYS: tuple[WrapperPeer, ...] = (
     WrapperPeer(
         "max_norm(adam)", "optax.projections.projection_l2_ball after torch.optim.Adam", {**_ADAM, "row_norm": 0.9},
         MaxNorm,
+    ),
+    WrapperPeer(
+        "spectral_decay(adam)", "the paper's formula around torch.optim.Adam",
+        {**_ADAM, "spectral_rate": 0.4, "ns_steps": 4}, SpectralDecay,
     ),
     WrapperPeer("nonnegative(adam)", "optax.keep_params_nonnegative", _ADAM, _nonnegative),
 )  # fmt: skip

@@ -16,7 +16,9 @@ from rulec.array_api import random
 from tests.rules.normed import NORMED
 from tests.rules.peer import Peer, adam_like, printed_peer, torch_peer
 from tests.rules.printed_decomposed import AdaGO, Dion, Dion2, Iso, NorDion2, SPlus
-from tests.rules.printed_muons import AdaMuonSign, Mano, MarsM, MuonBP, SinkGD, TurboMuon
+from tests.rules.printed_momenta import SpectralNormDecay
+from tests.rules.printed_muons import AdaMuonSign, Aurora, Mano, MarsM, MuonBP, SinkGD, TurboMuon
+from tests.rules.printed_subspaces import Frugal, LDAdam
 from tests.rules.printed_whitened import KLSOAP, KLShampoo, Moso, PolarGrad, Spel
 from tests.rules.projectors import WholeProjector
 from tests.rules.runs import Hyper
@@ -227,7 +229,30 @@ _MUONS: tuple[Peer, ...] = (
     printed_peer(
         "sinkgd", "its Algorithm 4", SinkGD, {**_ADAM, "rounds": 3, "floor": 1e-30, "adam_lr": 0.03, "lr_at_start": 0.0}
     ),
+    printed_peer(
+        "aurora", "the authors' code", Aurora,
+        {
+            **{key: x for key, x in _MUON.items() if key != "ns_steps"}, "eps": 1e-7, "rounds": 3, "power": 0.4,
+            "iterations": 6,
+        },
+    ),
     printed_peer("adamuon_sign", "the later versions' Algorithm 1", AdaMuonSign, {**_MUON, "eps": 1e-3}),
 )  # fmt: skip
 
-DECOMPOSED: tuple[Peer, ...] = (*_SCALED, _CONDA, *_SOLVED, *_PRINTED, *_WHITENED, *_MUONS, *NORMED)
+#: Steps in subspaces of the gradient, and decay in one of the weights.
+_SUBSPACES: tuple[Peer, ...] = (
+    printed_peer(
+        "ldadam", "the authors' code", LDAdam, {**_ADAM, "rho": 0.7, "rank": 2, "weight_decay": 0.07},
+        "with our first singular vectors",
+    ),
+    printed_peer(
+        "frugal", "the authors' code", Frugal,
+        {**_ADAM, "density": 0.4, "gap": 4, "inactive_scale": 0.6, "weight_decay": 0.07}, "with our singular vectors",
+    ),
+    printed_peer(
+        "sgd >> transforms/spectral_norm_decay", "singular vectors by hand", SpectralNormDecay,
+        {"lr": 0.05, "spectral_rate": 0.4},
+    ),
+)  # fmt: skip
+
+DECOMPOSED: tuple[Peer, ...] = (*_SCALED, _CONDA, *_SOLVED, *_PRINTED, *_WHITENED, *_MUONS, *_SUBSPACES, *NORMED)

@@ -19,12 +19,14 @@ from tests.rules.printed_momenta import (
     AdagradDA,
     AdamHD,
     EFSignSGD,
+    EqualBetas,
     ExponentiatedGradient,
     GradPower,
     L2Init,
     NagGs,
     Proximal,
     ProximalAdagrad,
+    RelativeUpdate,
     UntunedWarmup,
     ZClip,
 )
@@ -44,6 +46,7 @@ from tests.rules.printed_moments import (
     NosAdam,
     ScAdagrad,
 )
+from tests.rules.printed_prodigy import ProdigyScheduleFree
 
 _NOISE = "of the same random numbers, which are Philox4x32-10"
 _ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6}
@@ -88,6 +91,7 @@ FURTHER: tuple[Peer, ...] = (
         "nadam_constant", "optax.nadam",
         lambda h: optax.nadam(h["lr"], b1=h["beta1"], b2=h["beta2"], eps=h["eps"]), _ADAM,
     ),
+    printed_peer("signum_snr", "Adam of equal betas, by hand", EqualBetas, {"lr": 0.03, "momentum": 0.8}),
     printed_peer("srsgd", "the paper's formulas", SRSGD, {"lr": 0.03, "restart": 7}),
     printed_peer(
         "proximal_sgd", "the paper's formulas", Proximal, {"lr": 0.05, "lambda1": 0.8, "lambda2": 0.3},
@@ -128,6 +132,17 @@ FURTHER_REDUCING: tuple[Peer, ...] = (
     printed_peer(
         "transforms/zclip >> sgd", "the paper's algorithm", ZClip,
         {"lr": 0.05, "z_thresh": 0.5, "z_alpha": 0.8, "clip_after": 4, "z_eps": 1e-6},
+    ),
+    printed_peer(
+        "prodigy_schedule_free", "the formulas of the authors' code", ProdigyScheduleFree,
+        {
+            "lr": 0.7, "beta1": 0.8, "beta2": 0.95, "beta3": 0.9, "eps": 1e-6, "weight_decay": 0.07, "d0": 0.01,
+            "d_coef": 1.5, "growth_rate": 1.1, "decoupling_c": 6, "stride": 3,
+        },
+    ),
+    printed_peer(
+        "transforms/relative_update >> sgd", "the formula of emerging-optimizers", RelativeUpdate,
+        {"lr": 0.05, "norm_floor": 1e-3},
     ),
     printed_peer("nsgdm", "the paper's algorithm", NSGDM, {"lr": 0.1, "beta": 0.8}),
     printed_peer("sngm", "the paper's algorithm", SNGM, {"lr": 0.1, "momentum": 0.8}),

@@ -192,3 +192,33 @@ class ZClip(Whole):
             self.mean = h["z_alpha"] * self.mean + (1 - h["z_alpha"]) * bound
             self.var = h["z_alpha"] * self.var + (1 - h["z_alpha"]) * (bound - self.mean) ** 2
         self.w[0] = self.w[0] - h["lr"] * g
+
+
+class EqualBetas(Printed):
+    """Adam of two equal betas without eps and corrections, which Orvieto and Gower (2025) rewrite."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        self.m[i] = h["momentum"] * self.m[i] + (1 - h["momentum"]) * g
+        self.v[i] = h["momentum"] * self.v[i] + (1 - h["momentum"]) * g**2
+        root = np.sqrt(self.v[i])
+        self.w[i] = self.w[i] - h["lr"] * np.divide(self.m[i], root, out=np.zeros_like(root), where=root > 0)
+
+
+class RelativeUpdate(Printed):
+    """Gradient descent whose steps the hook of emerging-optimizers scales to the norm of the weights."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        size, slope = float(np.linalg.norm(self.w[i])), float(np.linalg.norm(g))
+        scale = 0.0 if min(size, slope) < h["norm_floor"] else size / slope
+        self.w[i] = self.w[i] - h["lr"] * scale * g
+
+
+class SpectralNormDecay(Printed):
+    """Gradient descent that shrinks the largest singular value, as Newhouse and others (2025) do, times the rate."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        before, self.w[i] = self.w[i], self.w[i] - h["lr"] * g
+        if g.ndim > 1:
+            left, sizes, right = np.linalg.svd(before.reshape(len(before), -1), full_matrices=False)
+            part = sizes[0] * np.outer(left[:, 0], right[0])
+            self.w[i] = self.w[i] - h["lr"] * h["spectral_rate"] * part.reshape(g.shape)

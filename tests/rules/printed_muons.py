@@ -110,3 +110,29 @@ class AdaMuonSign(_Kin):
         self.squares[i] = h["momentum"] * self.squares[i] + (1 - h["momentum"]) * o**2
         u = o / (np.sqrt(self.squares[i]) + h["eps"])
         return np.asarray(0.2 * math.sqrt(g.size) / (np.linalg.norm(u) + h["eps"]) * u)
+
+
+class Aurora(_Kin):
+    """The authors' code of Dewulf and others (2026), which turns wide matrices to tall ones."""
+
+    def direction(self, i: int, g: Array, w: Array, m: Array, h: Hyper) -> Array:
+        m[:] = m + (1 - h["momentum"]) * (g - m)
+        x = g + h["momentum"] * (m - g)
+        longer = math.sqrt(max(1, g.shape[0] / g.shape[1]))
+        return np.asarray(longer * (self.even(x, h) if g.shape[0] > g.shape[1] else self.even(x.T, h).T))
+
+    def even(self, x: Array, h: Hyper) -> Array:
+        """The orthogonal matrix of a matrix with scaled rows, where it is tall."""
+        rows, cols = x.shape
+        if rows == cols:
+            return self.polar(x, h)
+        scale = 1 / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), h["eps"])
+        for _ in range(int(h["rounds"]) - 1):
+            squares = (self.polar(scale * x, h) ** 2).sum(axis=1, keepdims=True)
+            scale = scale * (cols / rows / np.maximum(squares, h["eps"] ** 2)) ** h["power"]
+        return self.polar(scale * x, h)
+
+    @staticmethod
+    def polar(x: Array, h: Hyper) -> Array:
+        """The simple quintic of the authors."""
+        return polynomials(x / max(float(np.linalg.norm(x)), 1e-7), [(2, -1.5, 0.5)] * int(h["iterations"]))

@@ -27,7 +27,7 @@ SHAPES = ((5,), (), (6, 4), (4, 6), (5, 5), (2, 4, 3), (2, 2, 3, 3))
 FIRST = tuple({peer.composed: peer for peer in reversed(MATRICES)}.values())
 WITHOUT_DIGITS = (
     "shampoo", "shampoo_axes", "soap", "soap_axes", "galore", "fira", "conda", "scalableshampoo", "dash", "splus",
-    "kl_soap", "moso", "iso", "muon_remez", "muon_sphere",
+    "kl_soap", "moso", "iso", "muon_remez", "muon_sphere", "ldadam", "frugal", "sgd >> transforms/spectral_norm_decay",
 )  # fmt: skip
 #: Rules that keep norms or singular values of weights, and how many dimensions these have: those of zero stay.
 FIXED = {"iso": (2,), "adam_hr": (2, 3, 4), "muon_hr": (2, 3, 4)}

@@ -23,7 +23,7 @@ RELATIVE_FLOAT64 = 1e-12
 ULPS_FLOAT32 = STEPS / 2
 
 #: Rules whose first gradients, or norms of parameters, set their step for good: a tensor whose are zero stays.
-SET_AT_FIRST = ("sgdsai", "hyperball_adam", "madam")
+SET_AT_FIRST = ("sgdsai", "hyperball_adam", "madam", "transforms/relative_update")
 
 #: Rules that move a tensor without a gradient.
 MOVED_BY_NOISE = ("transforms/noise", "gravity", "sgld", "psgld", "sghmc")
@@ -77,7 +77,17 @@ def test_all_zero(peer: Peer, run: str) -> None:
         assert p.any() != (peer.rule in SET_AT_FIRST and (p.ndim > 1 or peer.rule != "hyperball_adam"))
 
 
-@pytest.mark.parametrize("name", ["prodigy", "dadapt_adam"])
+def test_matrices_of_a_long_side_have_a_factored_moment() -> None:
+    peer = next(row for row in REDUCING if row.composed == "prodigy_schedule_free")
+    trial = Trial("float64", shapes=((32, 3), (3, 32), (3, 31), (33,)))
+    ours = OracleRun(peer.ours(), trial.params, "float64", peer.hyper)
+    assert (
+        largest_difference(ours, peer.start(trial.params, peer.hyper), trial, peer.hyper).relative <= RELATIVE_FLOAT64
+    )
+    assert [sorted({"v", "r", "c"} & set(ours.optimizer.state(i))) for i in range(4)] == [["c", "r"]] * 2 + [["v"]] * 2
+
+
+@pytest.mark.parametrize("name", ["prodigy", "dadapt_adam", "prodigy_schedule_free"])
 def test_distance_stays_without_gradients(name: str) -> None:
     ours = OurRun(rulec.load(name), [np.ones(3), np.ones((2, 2))], {"d0": 0.02}, "numpy")
     for _ in range(3):
