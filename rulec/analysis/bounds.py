@@ -21,6 +21,7 @@ from rulec.language.hyper import Hyper
 _FACTS: Mapping[str, Bound] = {
     "t": (1.0, INFINITE), "rows": (1.0, INFINITE), "cols": (1.0, INFINITE), "numel": (1.0, INFINITE),
     "ndim": POSITIVE, "machine_eps": UNIT, "tensor": POSITIVE, "tensors": (1.0, INFINITE),
+    "depth": (-1.0, INFINITE), "depths": (1.0, INFINITE),
 }  # fmt: skip
 
 

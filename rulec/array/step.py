@@ -22,6 +22,7 @@ from rulec.language.statistics import Watch
 from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.engine import Engine, run
 from rulec.runtime.evaluations import Evaluations, move_at, written
+from rulec.runtime.layers import layers_of
 from rulec.runtime.statistics import StepStatistics, WatchSchedule
 
 
@@ -221,7 +222,11 @@ class ArrayEngine(Engine):
         arrays.claim([*params.values()], [f"parameter {name}" for name in params])
         # NumPy moves the memory of no array that has a weak reference, by resize(refcheck=False) either.
         self._in_place = [weakref.ref(array) for array in params.values()]
-        self.ids = {n: self.add(array, 0, n, tags.get(n, frozenset())) for n, array in params.items()}
+        words = [tags.get(name, frozenset()) for name in params]
+        self.ids = {
+            name: self.add(array, 0, name, tagged, layer=layer)
+            for (name, array), tagged, layer in zip(params.items(), words, layers_of([*params], words), strict=True)
+        }
         self._turned: Turned | None = None
 
     def begin(self) -> None:

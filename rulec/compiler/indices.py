@@ -16,7 +16,7 @@ from rulec.array_api.indices import index_array
 from rulec.compiler.ir import AXES, COLS, ROWS, Axes, axes_of_letters
 from rulec.compiler.view import MatrixView, shape_of, view_of
 from rulec.language.expr.arithmetic import NUMPY, mpmath_context, mpmath_table, number_known
-from rulec.language.expr.node import IN_GROUP, Node, Op, const, extent, is_boolean, name, node, rewrite, walk
+from rulec.language.expr.node import NUMBERS, Node, Op, const, extent, is_boolean, name, node, rewrite, walk
 from rulec.language.expr.static import is_lowered, letters_of, settings, statics
 from rulec.language.expr.text import expression_text
 from rulec.language.rule_data import RuleData
@@ -141,7 +141,7 @@ class _Fusion:
         """Whether a part of a number is known for each shape."""
         if part.op is Op.HYPER:
             return self.rule.hyper[str(part.arg)].static
-        return part.op is not Op.STEP and part.arg not in ("machine_eps", *IN_GROUP)
+        return part.op is not Op.STEP and part.arg not in ("machine_eps", *NUMBERS)
 
     def _merge(self, value: Node) -> Node:
         template = template_of(value)

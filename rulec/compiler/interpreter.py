@@ -7,6 +7,7 @@ float64 form with the mpmath one.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -24,7 +25,7 @@ from rulec.compiler.view import MatrixView
 from rulec.compiler.weights import number_in_memory
 from rulec.errors import HyperError, RuleError
 from rulec.language.expr.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
-from rulec.language.expr.node import IN_GROUP, Kind, Node, Op, walk
+from rulec.language.expr.node import IN_GROUP, IN_MODEL, Kind, Node, Op, walk
 from rulec.language.expr.static import inside, settings, statics
 from rulec.language.statistics import PREFIX, joint_place
 
@@ -97,11 +98,13 @@ class Tensor:
     states: dict[str, Array] = field(default_factory=dict)
     t: int = 0
     in_group: tuple[int, int] = (0, 1)
+    layer: tuple[float, float] = (math.nan, math.nan)
 
     @property
     def facts(self) -> dict[str, float]:
-        """The shape facts, its number in its group, and the count of the group."""
-        return {**self.view.facts, **dict(zip(IN_GROUP, self.in_group, strict=True))}
+        """The shape facts, its number in its group and its layer, and their counts."""
+        numbers = zip((*IN_GROUP, *IN_MODEL), (*self.in_group, *self.layer), strict=True)
+        return {**self.view.facts, **dict(numbers)}
 
 
 @functools.lru_cache(maxsize=512)

@@ -35,7 +35,7 @@ from rulec.language.expr.arithmetic import NUMPY, number_known
 from rulec.language.expr.counts import Count, count_of
 from rulec.language.expr.node import (
     FACTS,
-    IN_GROUP,
+    NUMBERS,
     PLACED,
     WAVES,
     Kind,
@@ -469,7 +469,7 @@ def _foreseen(count: Count, rule: RuleData) -> Count:
             raise rule_error(
                 f"{count.what} must be known before a step: make it of numbers, {parts} and shape facts", count.span
             )
-        differing = [str(n.arg) for n in walk([value]) if n.op is Op.FACT and n.arg in IN_GROUP]
+        differing = [str(n.arg) for n in walk([value]) if n.op is Op.FACT and n.arg in NUMBERS]
         if differing and count.fixed:
             raise rule_error(
                 f"{count.what} depends on {differing[0]}, which differs between tensors of one kernel: make it of "

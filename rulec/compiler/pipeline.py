@@ -16,7 +16,7 @@ from rulec.compiler.scalars import hoist_scalars, reduced_states
 from rulec.compiler.stages import split_stages
 from rulec.compiler.view import grouping, plain_facts, static_defaults
 from rulec.environment import debug_level
-from rulec.language.expr.node import IN_GROUP, Node, names_in
+from rulec.language.expr.node import NUMBERS, Node, names_in
 from rulec.language.rule_data import RuleData, assignments, conditions, counts_dimensions
 from rulec.language.statistics import Watched
 
@@ -54,7 +54,7 @@ def compile(
     """
     shapeless = facts is None
     # Tensors of one program differ in their numbers: no condition is decided by them.
-    facts = {key: fact for key, fact in (facts or DEFAULT_FACTS).items() if key not in IN_GROUP}
+    facts = {key: fact for key, fact in (facts or DEFAULT_FACTS).items() if key not in NUMBERS}
     static = {k: float(v) for k, v in {**static_defaults(rule), **(static or {})}.items()}
     known = {**facts, **static}
     conditions = shape_conditions(rule)

@@ -34,7 +34,8 @@ class ReferenceOptimizer:
 
     `params` are arrays of any shape. `hyper` has the values that differ from their defaults: one dict, or one for each
     group, with `groups` giving each parameter's group. `arithmetic` is `float64` or `mpmath`. `tags` are each
-    parameter's words for `tagged(...)`. `watch` gives the statistics that a step measures, for the rule of a parameter.
+    parameter's words for `tagged(...)`. `layers` are each parameter's `depth` and `depths`: by default each is a layer.
+    `watch` gives the statistics that a step measures, for the rule of a parameter.
     Raises HyperError for an unknown name or a value outside its range, and RuleError for a parameter without a rule.
     """
 
@@ -42,7 +43,8 @@ class ReferenceOptimizer:
         self, rule: RuleData, params: Sequence[Any],
         hyper: Mapping[str, float] | Sequence[Mapping[str, float]] | None = None,
         arithmetic: str = "float64", *, groups: Sequence[int] | None = None, tags: Sequence[set[str]] | None = None,
-        seed: int = 0, watch: Callable[[RuleData], Watched] = lambda rule: (),
+        layers: Sequence[tuple[int, int]] | None = None, seed: int = 0,
+        watch: Callable[[RuleData], Watched] = lambda rule: (),
     ) -> None:  # fmt: skip
         self.how = named_arithmetic(arithmetic)
         settings = [hyper or {}] if not isinstance(hyper, Sequence) else list(hyper)
@@ -66,6 +68,7 @@ class ReferenceOptimizer:
             view = view_of(routed, np.shape(param), static_of(routed, hyper_of[group]))
             tensor = Tensor(view, view.matrices(self.how.array(param)).copy(), group, index, eps)
             tensor.in_group = group_of[:index].count(group), group_of.count(group)
+            tensor.layer = layers[index] if layers else (index, len(params))
             self.tensors.append(tensor)
             self._add(index, routed, hyper_of)
         known = settings_of(rule)

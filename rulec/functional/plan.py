@@ -27,12 +27,13 @@ from rulec.compiler.view import MatrixView, view_of
 from rulec.errors import BackendUnsupported, RuleError, TensorError
 from rulec.formats import UNBIASED, Format, of_key
 from rulec.functional.values import Leaf, Values
-from rulec.language.expr.node import IN_GROUP, Kind, Node, Op, node, rewrite, walk
+from rulec.language.expr.node import IN_GROUP, IN_MODEL, Kind, Node, Op, node, rewrite, walk
 from rulec.language.rule import Rule
 from rulec.language.rule_data import sees_shape
 from rulec.language.statistics import PREFIX, Watched
 from rulec.runtime.buckets.plan import Plan
 from rulec.runtime.engine import EPS
+from rulec.runtime.layers import layer_for, layers_of
 from rulec.runtime.statistics import Words, of_rule
 from rulec.runtime.storage.allocator import StateSpec, state_specs
 from rulec.runtime.storage.options import Storage, check_single
@@ -160,6 +161,8 @@ class StepPlan:
         self._watched_by_rule: dict[int, Watched] = {}
         self.rules: list[Rule] = []
         self.buckets: list[Bucket] = []
+        tags = [() if one is None else one.tags for one in routes]
+        self._layers = layers_of([leaf.name for leaf in leaves], tags)
         known: dict[Any, Bucket] = {}
         for place, (leaf, route) in enumerate(zip(leaves, routes, strict=True)):
             if route is not None:
@@ -183,8 +186,9 @@ class StepPlan:
         static = {name: route.static[name] for name, hyper in rule.hyper.items() if hyper.static}
         view = view_of(rule, leaf.shape, static)
         group = [i for i, other in enumerate(self.routes) if other is not None and other.group == route.group]
-        in_group = dict(zip(IN_GROUP, (group.index(place), len(group)), strict=True))
-        facts = {**view.facts, "machine_eps": EPS[leaf.dtype], **in_group}
+        layer = layer_for(rule, leaf.name, self._layers[place])
+        numbers = dict(zip((*IN_GROUP, *IN_MODEL), (group.index(place), len(group), *layer), strict=True))
+        facts = {**view.facts, "machine_eps": EPS[leaf.dtype], **numbers}
         memory = self._memory(rule, leaf)
         plain = check_counts(compile(rule, facts, static, memory=memory), {**facts, **static})
         watch = self._watched(rule)

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 from rulec.errors import RuleError
 from rulec.language.expr.counts import level_text
-from rulec.language.expr.node import FACTS, PLACED, Kind, Node, Op, name, names_in, node, walk
+from rulec.language.expr.node import FACTS, IN_MODEL, NUMBERS, PLACED, Kind, Node, Op, name, names_in, node, walk
 from rulec.language.expr.static import ALONG, settings
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range, with_start
 from rulec.language.inputs import InputKind, matrices_of
@@ -348,6 +348,18 @@ _OF_MATRICES = ("row", "col", "matrix")
 def draws(rule: RuleData) -> bool:
     """Whether a rule draws random numbers. They depend on the tensor's number among all tensors."""
     return any(n.op.kind is Kind.RANDOM for n in walk(rule.expressions))
+
+
+@functools.lru_cache(maxsize=256)
+def reads_numbers(rule: RuleData, numbers: tuple[str, ...] = NUMBERS) -> bool:
+    """Whether a rule reads one of these numbers of a tensor in its group or its model, also in a statistic."""
+    values = [*rule.expressions, *(statistic.value for statistic in rule.statistics.values())]
+    return any(n.op in (Op.NAME, Op.FACT) and n.arg in numbers for n in walk(values))
+
+
+def reads_layers(rule: RuleData) -> bool:
+    """Whether a rule reads the layer of a tensor."""
+    return reads_numbers(rule, IN_MODEL)
 
 
 @functools.lru_cache(maxsize=256)

@@ -38,6 +38,7 @@ from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.distributed.shards import GlobalTensor
 from rulec.runtime.evaluations import EvaluationNames, wants
+from rulec.runtime.layers import Layer
 from rulec.runtime.stages.step import run, was_interrupted
 from rulec.runtime.statistics import Statistics
 from rulec.runtime.storage.options import Storage
@@ -114,16 +115,18 @@ class Engine:
     def add(
         self, array: Any, group: int, name: str, tags: frozenset[str] = frozenset(), number: int | None = None,
         maximize: bool | None = None, whole: GlobalTensor | None = None, in_group: tuple[int, int] | None = None,
+        layer: Layer | None = None,
     ) -> int:  # fmt: skip
         """Adds a parameter and returns its id. Its state is allocated at its first gradient.
 
         `tags` are its words for `tagged(...)`. `number`, its id by default, makes its random numbers different from
         other tensors'. `maximize` is the engine's by default. `whole` is the global tensor of a sharded parameter.
         `in_group` is its number in its group and the count of the group, by default of the parameters that are added.
+        `layer` is the number of its layer and the count of layers; a rule that reads it needs it.
         RuleError where the rule does not apply to it and names no other.
         """
         maximize = self.maximize if maximize is None else maximize
-        return self._homes.add(array, group, name, tags, number, maximize, whole, in_group)
+        return self._homes.add(array, group, name, tags, number, maximize, whole, in_group, layer)
 
     def replace(self, tensor_id: int, array: Any) -> None:
         """Another array in the place of a parameter, of the same shape and dtype."""

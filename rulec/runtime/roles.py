@@ -172,6 +172,16 @@ class _Level:
         return self.modules[max(layers, key=lambda name: int(layers[name][2] or 0))]
 
 
+def is_embedding(part: str) -> bool:
+    """Whether a part of a name is a word for embeddings."""
+    return _EMBEDDING.fullmatch(part) is not None
+
+
+def is_output(part: str) -> bool:
+    """Whether a part of a name is a word for output layers, wherever it is."""
+    return part in _ANYWHERE
+
+
 def is_vector(shape: Sequence[int], tags: Collection[str]) -> bool:
     """Whether a parameter of two dimensions or more is no matrix: by one extent above 1, or as a bias or a norm."""
     alone = sum(extent > 1 for extent in shape) <= 1

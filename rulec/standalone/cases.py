@@ -15,7 +15,7 @@ from rulec.compiler.simplify import fold_node
 from rulec.compiler.view import static_defaults, view_of
 from rulec.errors import RulecError
 from rulec.formats import UNBIASED
-from rulec.language.expr.node import FACTS, IN_GROUP, WORDS, Kind, Node, Op, const, names_in, rewrite, walk
+from rulec.language.expr.node import FACTS, NUMBERS, WORDS, Kind, Node, Op, const, names_in, rewrite, walk
 from rulec.language.expr.static import MUON, NORM, inside, settings
 from rulec.language.expr.text import expression_text
 from rulec.language.rule import Rule
@@ -105,9 +105,9 @@ def family(
             rule.name, form, f"{level} depends on the number of dimensions, and what is written sees matrices: "
             f"write per row and per column",
         )  # fmt: skip
-    known = [n for n in walk(rule.expressions) if n.op is Op.NAME and n.arg in IN_GROUP]
+    known = [n for n in walk(rule.expressions) if n.op is Op.NAME and n.arg in NUMBERS]
     if known:
-        why = f"it reads {known[0].arg}, and what is written sees one tensor and no group"
+        why = f"it reads {known[0].arg}, and what is written sees one tensor, and no group or layer"
         raise CannotBuild(rule.name, form, why)
     storage.check([rule])
     storage.check_weights([dtype])

@@ -20,7 +20,7 @@ from rulec.compiler.layout import Layout, is_shaped, kernel_buffers
 from rulec.compiler.scalars import evaluate_once, resolve_hyper
 from rulec.compiler.view import view_of
 from rulec.errors import InternalError
-from rulec.language.expr.node import IN_GROUP
+from rulec.language.expr.node import NUMBERS
 from rulec.language.rule import Rule
 from rulec.testing.drawn import Drawn, Draws, OnDevice, ScalarRows
 from rulec.testing.interval import Array
@@ -57,7 +57,7 @@ class Trial:
         self.shapes = [p.shape for p in params]
         views = [view_of(rule, shape) for shape in self.shapes]
         eps = EPS[layout.dtype("p")]
-        alone = dict(zip(IN_GROUP, (0, 1), strict=True))  # every tensor is a group
+        alone = dict(zip(NUMBERS, (0, 1, 0, 1), strict=True))  # every tensor is a group and a layer
         facts = [{**view.facts, "machine_eps": eps, **alone} for view in views]
         resolved = [resolve_hyper(program.hyper, h, eps, rule.name) for h in hyper]
         self.buffers = [b.name for b in kernel_buffers(program) if b.role in ("param", "state")]

@@ -87,7 +87,7 @@ def check_against_reference(
     reference = _reference(rule, shapes, seed)
     engine = Engine(rule, arrays, cast(Any, subject.backend))
     params = [subject.kind.make(p) for p in parameters(shapes, seed + 5)]
-    ids = [engine.add(p, _group(i), f"tensor {i}") for i, p in enumerate(params)]
+    ids = [engine.add(p, _group(i), f"tensor {i}", layer=(i, len(params))) for i, p in enumerate(params)]
     table = engine.hyper_table([default_hyper(rule, hyper_values(rule, 1)[0], "float64")] * 2)
     for step in range(4):
         grads = _gradients(shapes, seed + step, special and step == 3)

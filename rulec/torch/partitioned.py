@@ -18,8 +18,10 @@ from rulec.errors import HyperError, PartialUpdate, RulecError, RuleError, Tenso
 from rulec.language.evaluations import check_single
 from rulec.language.inputs import per_tensor
 from rulec.language.partition import Part, Partition
+from rulec.language.rule_data import reads_layers
 from rulec.language.source import did_you_mean
 from rulec.locks import Lockable, synchronized
+from rulec.runtime.layers import with_count
 from rulec.runtime.statistics import Statistics, StepStatistics, known_of
 from rulec.torch.classes import optimizer
 from rulec.torch.groups.inputs import by_parameter
@@ -50,12 +52,16 @@ class Partitioned(Optimizer, Lockable):
             raise HyperError(f"Partitioned takes a rulec.partition({{...}}), not a {type(partition).__name__}")
         self.partition, self._keywords, self._complete = partition, keywords, False
         self._groups: list[dict[str, Any]] = []
-        taken = parts_taken(partition, named_pairs(named_parameters))
+        named = named_pairs(named_parameters)
+        taken = parts_taken(partition, named)
         if not taken:
             raise TensorError("the partition trains no parameter: give one of them a rule")
         for part, _ in taken:
             check_single(part.rule, "Partitioned")
         kinds = list(dict.fromkeys(optimizer(part.origin) for part, _ in taken))
+        #: The tags of each parameter by its name, of those too that are not trained.
+        self._tags: dict[str, tuple[str, ...]] = {name: () for name, _ in named} | _tags_of(taken)
+        taken = [(_in_model(part, self._tags), params) for part, params in taken]
         hypers: list[dict[str, Any]] = [{} for _ in kinds]
         for part, _ in taken:
             hypers[kinds.index(optimizer(part.origin))] |= part.hyper
@@ -99,6 +105,8 @@ class Partitioned(Optimizer, Lockable):
             return
         named = named_pairs(param_group["params"])
         part = self._part_of(named)
+        tags = self._tags | _tags_of([(part, named)])
+        part = _in_model(part, tags)
         kind = optimizer(part.origin)
         rest = {key: value for key, value in param_group.items() if key not in ("params", "param_names")}
         part = replace(part, hyper={**part.hyper, **rest})
@@ -106,13 +114,26 @@ class Partitioned(Optimizer, Lockable):
         group = group_of(interface, part, named, self._keywords)
         place = next((i for i, each in enumerate(self.optimizers) if type(each) is kind), None)
         self._check_new([param for _, param in named])
-        if place is None:
-            place = len(self.optimizers)
-            self.optimizers.append(kind([group], **keywords_of(interface, self._keywords)))
-            self.optimizers[-1].count_steps_of(self.optimizers[0])
-        else:
-            self.optimizers[place].add_param_group(group)
+        before, self._tags = self._tags, tags
+        try:
+            self._count_layers()
+            if place is None:
+                place = len(self.optimizers)
+                self.optimizers.append(kind([group], **keywords_of(interface, self._keywords)))
+                self.optimizers[-1].count_steps_of(self.optimizers[0])
+            else:
+                self.optimizers[place].add_param_group(group)
+        except BaseException:
+            self._tags = before
+            self._count_layers()
+            raise
         self._homes.append((place, len(self.optimizers[place].param_groups) - 1))
+
+    def _count_layers(self) -> None:
+        """Says in the tags of all groups how many layers the model has."""
+        for each in self.optimizers:
+            for group in each.param_groups:
+                group["tags"] = _counted(group["tags"], each.interface, self._tags)
 
     def _part_of(self, named: Sequence[tuple[str, Tensor]]) -> Part:
         taken = parts_taken(replace(self.partition, allow_unused=True), named)
@@ -276,7 +297,7 @@ class Partitioned(Optimizer, Lockable):
 
     @synchronized
     def __getstate__(self) -> dict[str, Any]:
-        names = ("partition", "optimizers", "defaults", "_keywords", "_homes", "_complete")
+        names = ("partition", "optimizers", "defaults", "_keywords", "_homes", "_tags", "_complete")
         return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -343,6 +364,20 @@ def parts_taken(
         params[place].append(pair)
     entries = zip(partition.entries, params, strict=True)
     return [(part, members) for (_, part), members in entries if part is not None and members]
+
+
+def _tags_of(taken: Iterable[tuple[Part, Sequence[tuple[str, Tensor]]]]) -> dict[str, tuple[str, ...]]:
+    """The tags of parameters, by their names."""
+    return {name: part.tags for part, params in taken for name, _ in params}
+
+
+def _in_model(part: Part, tags: Mapping[str, tuple[str, ...]]) -> Part:
+    """A part whose tags have the count of layers of the whole model, where its rule reads it."""
+    return replace(part, tags=_counted(part.tags, optimizer(part.origin).interface, tags))
+
+
+def _counted(words: tuple[str, ...], interface: Interface, tags: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    return with_count(words, tags) if any(map(reads_layers, interface.rules)) else words
 
 
 def group_of(

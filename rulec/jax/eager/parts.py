@@ -14,7 +14,9 @@ from rulec.jax.first import first_values
 from rulec.jax.leaves import WHOLE, Tree, Untrained, check_apart, flat
 from rulec.jax.recipe import Recipe
 from rulec.jax.step import one_step
+from rulec.language.expr.node import NUMBERS
 from rulec.language.rule import Rule
+from rulec.language.rule_data import reads_numbers
 from rulec.runtime.engine import EPS
 
 #: Scope of a rule -> the tensors that it reads beyond the updated one.
@@ -171,10 +173,15 @@ def _coarsest(plans: Sequence[StepPlan], group: int) -> float:
 
 
 def check_scope(rule: Rule) -> None:
-    """RuleError for a rule that reads other tensors to update one."""
+    """RuleError for a rule that reads other tensors to update one, or its number among them."""
     scope = rule.analysis.scope
     if scope in _BEYOND:
         raise RuleError(
             f"{rule.name} reads {_BEYOND[scope]} before it updates any, and an eager update drops each gradient at "
             f"once: update with rulec.jax.step"
+        )
+    read = next((number for number in NUMBERS if reads_numbers(rule, (number,))), None)
+    if read is not None:
+        raise RuleError(
+            f"{rule.name} reads {read}, and an eager update sees one parameter at a time: update with rulec.jax.step"
         )

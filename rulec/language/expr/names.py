@@ -27,6 +27,8 @@ RESERVED: dict[str, str] = {
     **dict.fromkeys(FACTS, "a shape fact"),
     "tensor": "the number of a tensor in its group",
     "tensors": "the count of tensors in a group",
+    "depth": "the number of a tensor's layer",
+    "depths": "the count of layers",
     **dict.fromkeys(CONSTANTS, "a constant"),
 }
 

@@ -21,11 +21,17 @@ LEVELS = ("element", "row", "col", "matrix", "tensor", "group", "model")
 #: Levels with a number: `axis(i)` leaves one value for each index of axis i, `block(n)` one for each block of n.
 PLACED = ("axis", "block")
 
-#: Numbers of a tensor, known before a step and to no kernel: its number in its group, from 0, and the group's count.
+#: Numbers of a tensor in its group: its number, from 0, and the group's count.
 IN_GROUP = ("tensor", "tensors")
 
+#: Numbers of a tensor in its model: the number of its layer, and the count of layers.
+IN_MODEL = ("depth", "depths")
+
+#: Numbers of a tensor, known before a step and to no kernel.
+NUMBERS = (*IN_GROUP, *IN_MODEL)
+
 #: Facts of a tensor: its dimensions, its elements, the sides of its matrix view, its dtype, and its numbers.
-FACTS = ("ndim", "numel", "rows", "cols", "machine_eps", *IN_GROUP)
+FACTS = ("ndim", "numel", "rows", "cols", "machine_eps", *NUMBERS)
 
 
 def extent(dimension: int) -> str:

@@ -22,7 +22,7 @@ from rulec.compiler.memory import Ring, narrowed, ringed, turned
 from rulec.compiler.pipeline import compile
 from rulec.compiler.view import MatrixView
 from rulec.environment import LEVEL
-from rulec.language.expr.node import IN_GROUP, Node
+from rulec.language.expr.node import IN_GROUP, IN_MODEL, Node
 from rulec.language.rule import Rule
 from rulec.language.rule_data import orders_tensors
 from rulec.language.statistics import Watched
@@ -45,7 +45,8 @@ class Tensor:
 
     `number` makes its random numbers different from other tensors'; `rule` is the rule after routing. Of a shard of a
     tensor, `whole` is its global tensor. `shapes` has the global shapes of states with a shape of their own, of the
-    tensor, by name. `in_group` is its number in its group, and the count of the group.
+    tensor, by name. `in_group` is its number in its group, and the count of the group; `layer`
+    is the number of its layer, and the count of layers.
     """
 
     array: Any
@@ -60,11 +61,13 @@ class Tensor:
     position: int = 0
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     in_group: tuple[int, int] = (0, 1)
+    layer: tuple[float, float] = (math.nan, math.nan)
 
     @property
     def facts(self) -> dict[str, float]:
-        """The facts of the tensor's shape, its number in its group, and the count of the group."""
-        return {**self.view.facts, **dict(zip(IN_GROUP, self.in_group, strict=True))}
+        """The facts of the tensor's shape, its number in its group and its layer, and their counts."""
+        numbers = zip((*IN_GROUP, *IN_MODEL), (*self.in_group, *self.layer), strict=True)
+        return {**self.view.facts, **dict(numbers)}
 
     @property
     def numel(self) -> int:

@@ -44,6 +44,7 @@ from rulec.runtime.buckets.hyper import EPS
 from rulec.runtime.buckets.plan import needs_matrix
 from rulec.runtime.buckets.scalar_table import Counts, Numbers
 from rulec.runtime.distributed.shards import GlobalTensor
+from rulec.runtime.layers import Layer, layer_for
 from rulec.runtime.storage.allocator import StateSpec, state_specs
 from rulec.runtime.storage.options import Storage, check_single
 
@@ -145,7 +146,7 @@ class Buckets:
 
     def add(
         self, array: Any, group: int, name: str, tags: frozenset[str], number: int | None, maximize: bool,
-        whole: GlobalTensor | None, in_group: tuple[int, int] | None = None,
+        whole: GlobalTensor | None, in_group: tuple[int, int] | None = None, layer: Layer | None = None,
     ) -> int:  # fmt: skip
         """Adds a parameter and returns its id. RuleError where the rule does not apply to it and names no other."""
         common = self.common
@@ -156,6 +157,7 @@ class Buckets:
         common.largest = max(common.largest, math.prod(shape) * ITEM_SIZE[dtype])
         view = matrix_view(shape, rule.view, of_whole)
         tensor = Tensor(array, group, name, rule, view, number, maximize, whole)
+        tensor.layer = layer_for(rule, name, layer)
         before = [other for other in self.tensors if other.group == group] if in_group is None else []
         for place, other in enumerate([*before, tensor]):
             other.in_group = in_group or (place, len(before) + 1)

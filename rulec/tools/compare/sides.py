@@ -210,7 +210,8 @@ class EngineSide:
         self.engine = Engine(rule, arrays, chosen, watch=watch)
         self.params = [self.kind.make(p) for p in params]
         numbers = groups or [0] * len(params)
-        self.ids = tuple(self.engine.add(p, numbers[i], f"tensor {i}") for i, p in enumerate(self.params))
+        add, count = self.engine.add, len(params)
+        self.ids = tuple(add(p, numbers[i], f"tensor {i}", layer=(i, count)) for i, p in enumerate(self.params))
         values = default_hyper(rule, hyper, params[0].dtype.name)
         self.table = self.engine.hyper_table([values] * (max(numbers, default=0) + 1))
         self.steps = 0

@@ -21,6 +21,7 @@ from rulec.language.rule_data import draws
 from rulec.language.statistics import Watch, Watched
 from rulec.runtime.engine import Engine
 from rulec.runtime.evaluations import EvaluationNames
+from rulec.runtime.layers import layers_of
 from rulec.runtime.statistics import by_rule
 from rulec.tools.race.task import Stack, of_run
 
@@ -108,11 +109,13 @@ class BatchedOptimizer:
         #: The run of each place of a statistic: of each tensor, and of each group.
         self._runs: dict[str, Run] = {}
         views = []
+        words = {name: tags.get(name, frozenset()) for name in params}
+        layers = dict(zip(params, layers_of([*params], [*words.values()]), strict=True))
         for group, run in enumerate(hyper):
             for name, view in of_run(params, run).items():
                 arrays.check_parameter(view, name)
                 place = f"{name} of run {group}"
-                tensor = self._engine.add(view, group, place, tags.get(name, frozenset()))
+                tensor = self._engine.add(view, group, place, words[name], layer=layers[name])
                 self._ids.setdefault(run, []).append(tensor)
                 views.append(view)
                 self._runs[place] = run

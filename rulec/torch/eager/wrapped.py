@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from rulec.errors import HyperError, RuleError
 from rulec.language.partition import Partition
 from rulec.language.rule import Rule
+from rulec.language.rule_data import reads_layers
 from rulec.torch.classes import optimizer as class_of
 from rulec.torch.eager.inner import Inner, PartitionedInner, RuleInner
 from rulec.torch.eager.scope import Scope, check_declared
@@ -106,6 +107,8 @@ def inner_of(rule: Runs, params: Any, names: Mapping[int, str], scope: Any, keyw
             f"an eager optimizer runs a rule, its name, a partition or a class of optimizers, not a "
             f"{type(rule).__name__}"
         )
+    if isinstance(rule, type) and issubclass(rule, RuleOptimizer) and any(map(reads_layers, rule.interface.rules)):
+        params = [(names[id(p)], p) if isinstance(p, Tensor) and id(p) in names else p for p in params]
     optimizer = rule(params, **keywords)
     if not isinstance(optimizer, Optimizer):
         raise HyperError(

@@ -106,7 +106,17 @@ def add_parameters(
         whole = whole_of(route.param, has_matrices(route.rule), route.section)
         tensor_refs[place] = (
             engine,
-            engine.add(tensors[place], column, route.name, route.tags, number, maximize, whole, numbers[route.place]),
+            engine.add(
+                tensors[place],
+                column,
+                route.name,
+                route.tags,
+                number,
+                maximize,
+                whole,
+                numbers[route.place],
+                route.layer,
+            ),
         )
     return [tensor_refs[place] for place in range(len(routes))]
 

@@ -25,6 +25,7 @@ from rulec.language.expr.node import Node
 from rulec.language.hyper import AT_START, Hyper
 from rulec.language.library.load import CORRECTED, interop_entries, interop_index, load
 from rulec.language.rule import Rule
+from rulec.language.rule_data import reads_layers
 from rulec.language.sizes import lists_of
 from rulec.torch.distributed.cross_process import reaches_across
 from rulec.torch.groups.entries import Entry, Place, list_places, reads_tags, shared_states
@@ -320,7 +321,7 @@ def _check_free(entry: Entry, settings: Mapping[str, Hyper]) -> None:
 def _fixed(entries: Sequence[Entry]) -> dict[str, Any]:
     """The entries of a group that are no keyword, and how they begin."""
     rules = [rule for entry in entries for rule in entry.rules]
-    fixed: dict[str, Any] = {"tags": None} if reads_tags(rules) else {}
+    fixed: dict[str, Any] = {"tags": None} if reads_tags(rules) or any(map(reads_layers, rules)) else {}
     return fixed | ({"train_mode": True} if any(rule.evaluate is not None for rule in rules) else {})
 
 

@@ -12,6 +12,7 @@ from rulec.compiler.routing import Router, applies
 from rulec.compiler.view import matrix_view
 from rulec.errors import HyperError, RulecError, TensorError
 from rulec.language.rule import Rule
+from rulec.runtime.layers import Layer, layer_for, layers_of
 from rulec.torch.groups.entries import GroupRule, sees_sections, sees_shapes
 from rulec.torch.groups.interface import Interface, torch_words
 from rulec.torch.groups.values import Groups
@@ -30,7 +31,8 @@ class Route:
     """A parameter, its group's index, and the rule it goes to; `routed` where that is not the class's own.
 
     With a `section`, it is this section of a fused parameter. `place` is the parameter's index among all. `rank` is the
-    rank that the rule keeps where the shape allows less than the group's rank, else None.
+    rank that the rule keeps where the shape allows less than the group's rank, else None. `layer` has the number of its
+    layer and the count of layers, where tags or names tell them.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Route:
     place: int
     section: Section | None = None
     rank: int | None = None
+    layer: Layer | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,6 +84,7 @@ def routes_of(
     `together` says that values of groups and the model are reduced over all ranks.
     """
     names = iter(enumerate(names_of(groups)))
+    layers = layers_in(groups)
     routers: dict[int, Router[Rule]] = {}
     routes = Routes()
     for index, (group_rule, group) in enumerate(zip(group_rules, groups, strict=True)):
@@ -90,7 +94,7 @@ def routes_of(
         for param, tags in zip(group["params"], tags_in(group), strict=True):
             place, name = next(names)
             check_flat(param, router.rules, name, together)
-            whole = Route(name, param, index, tags, router.rules[0], False, place)
+            whole = Route(name, param, index, tags, router.rules[0], False, place, layer=layers[place])
             here = _routed(interface, router, whole, _sections(group, param, name))
             routes += [replace(route, rank=_lower_rank(group_rule, group, route)) for route in here]
             if routes[-1].routed and interface.refuses and group.get("tags") is None:
@@ -127,6 +131,7 @@ def _route(interface: Interface, router: Router[Rule], route: Route) -> Route:
         )
     rule = router.choose(shape, route.tags, name)
     check_dtensor(param, rule, name)
+    layer_for(rule, name, route.layer)
     return replace(route, rule=rule, routed=not applies(router.rules[0], shape, route.tags))
 
 
@@ -165,6 +170,15 @@ def names_of(groups: Groups) -> list[str]:
             group_names = [f"parameter {len(names) + i}" for i in range(len(group["params"]))]
         names += group_names
     return names
+
+
+def layers_in(groups: Groups) -> list[Layer | None]:
+    """The layer of each parameter, by its tags and its name among all groups; None where nothing tells it."""
+    names: list[str] = []
+    for group in groups:
+        here = group.get("param_names", [])
+        names += here if len(here) == len(group["params"]) else [""] * len(group["params"])
+    return layers_of(names, [tags for group in groups for tags in tags_in(group)])
 
 
 def tags_in(group: Mapping[str, Any]) -> list[frozenset[str]]:

@@ -50,7 +50,12 @@ class Characters:
     """
 
     name, steps = "char", 500
-    tags = {"embedding": frozenset({"embedding"}), "head/weight": frozenset({"head"})}  # noqa: RUF012
+    tags = {  # noqa: RUF012
+        "embedding": frozenset({"embedding"}),
+        "hidden/weight": frozenset({"depth=0"}),
+        "hidden/bias": frozenset({"depth=0"}),
+        "head/weight": frozenset({"head"}),
+    }
 
     def __init__(self, batch: int = BATCH) -> None:
         self._text, self._batch = text(), batch
