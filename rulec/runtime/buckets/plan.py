@@ -98,6 +98,10 @@ class Plan:
         )
         #: Whether late columns are of groups and the model: then tensors that share a row still do.
         self.late_alike = all(set(self.axes[c.value].letters) <= {"k"} for c in program.late)
+        self._note_memory(program)
+
+    def _note_memory(self, program: Program) -> None:
+        """Notes which columns, vectors and scratch a step has, beside its gaps."""
         #: The columns of the table with one number for each group, and those of the tensors' shapes alone.
         self.columns_of_groups = _columns_of(program, _of_group)
         self.columns_of_facts = _columns_of(program, lambda leaf, program: leaf.op in (Op.CONST, Op.FACT))

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from rulec.array_api.slices import Pieces, Runs, Stacks
-from rulec.backend.protocol import Rows
 from rulec.compiler.ir import Axes, Result
 from rulec.compiler.layout import ITEM_SIZE
-from rulec.language.expr.node import Node, Op
+from rulec.language.expr.node import Op
 from rulec.language.inputs import per_tensor
 from rulec.runtime.buckets.flat import Flats, Remembered
 from rulec.runtime.buckets.launch import Launch, Portion
@@ -23,50 +22,34 @@ from rulec.runtime.buckets.plan import VIEWS
 from rulec.runtime.distributed.process_group import RankGroup
 from rulec.runtime.distributed.shards import ShardLayout
 from rulec.runtime.stages.kept_stacks import KEPT, KeptStacks, StackShape
+from rulec.runtime.stages.portion_numbers import PortionNumbers
 from rulec.runtime.stages.sources import Tiled
 from rulec.runtime.stages.tiles import room_for
 
 Array = np.ndarray[Any, Any]
 
 
-class KernelArguments:
+class KernelArguments(PortionNumbers):
     """The value source of one portion, and the arguments of its kernels: `rows`, `grads` and `scratch`.
 
-    Values come from the portion's tensors, states, gradients, inputs, and rows of the scalar table.
+    Values come from its numbers, and from the buffers of its tensors: parameters, states, gradients and inputs.
     """
 
     def __init__(self, launch: Launch, portion: Portion) -> None:
-        self.launch, self.portion = launch, portion
-        self.program, self.layout = launch.version.program, launch.version.layout
+        super().__init__(launch, portion)
         self.compute, self.seed, self.owner = self.layout.compute, launch.common.seed, launch.common.processes
-        self.library = portion.bucket.library
         self.fill_noise = portion.bucket.capabilities.fill_noise
-        self.groups = portion.groups
         self.grads = portion.pick(launch.grads)
-        self.rows = self._rows()
         self.scratch: dict[str, Any] = {}
         self.remembered: Remembered | None = portion.remembered if self.library.flattens else None
         self._vectors: dict[str, Pieces] | None = None
         if launch.inputs or launch.version.plan.scratch:
             self._allot()
 
-    def __len__(self) -> int:
-        return len(self.portion)
-
     @property
     def flats(self) -> Flats | None:
         """The cuts of vectors in flat arrays."""
         return None if self.remembered is None else self.remembered.flats
-
-    def _rows(self) -> Rows:
-        """The rows of these tensors, one for each where late columns may differ between tensors."""
-        rows, plan = self.launch.rows, self.launch.version.plan
-        if not self.program.late:
-            return rows
-        one = len(rows.table) == 1 and plan.late_alike
-        table = np.zeros((1 if one else len(self.portion), len(self.program.columns)))
-        table[:, : rows.table.shape[1]] = rows.table if one else rows.table[rows.index[self.portion.at]]
-        return Rows(table, rows.index if one else self.portion.index)
 
     def _allot(self) -> None:
         """Scratch buffers and inputs."""
@@ -80,35 +63,6 @@ class KernelArguments:
         for name, value in self.launch.inputs.items():
             if per_tensor(self.program.rule.inputs[name]):
                 self.scratch[name] = self.portion.pick(value)
-
-    def column(self, index: int) -> Any:
-        """A column of the scalar table: a number for each tensor, or one where they share a row."""
-        table = self.rows.table
-        if len(table) == 1:
-            return table[0, index]
-        return self.library.take(table[:, index], self.rows.index[self.portion.at])
-
-    def fact(self, name: str) -> Any:
-        """A shape fact, for each tensor."""
-        return self.portion.fact(name)
-
-    def known(self, value: Node, numbers: Any, i: int) -> Any:
-        """The number of tensor i, which the host knows."""
-        return self.library.at(numbers, i)
-
-    def fill(self, index: int, numbers: Any) -> None:
-        """Writes a late column into the table."""
-        table = self.rows.table
-        table[:, index] = np.ravel(numbers)[0] if len(table) == 1 else numbers
-
-    def facts(self, i: int) -> Mapping[str, float]:
-        """The shape facts of a tensor."""
-        return self.portion.bucket.facts[self.portion.positions[i]]
-
-    def hyper(self, i: int) -> Mapping[str, float]:
-        """The hyper-parameters of a tensor."""
-        group = self.groups[i]
-        return {name: values[group] for name, values in self.launch.common.hyper.named.items()}
 
     def parted(self, axes: frozenset[str]) -> list[tuple[tuple[RankGroup, ...], Array]]:
         """The indices of sharded tensors, by the rank groups to complete a reduction without these axes."""
@@ -136,20 +90,6 @@ class KernelArguments:
     def places(self, i: int) -> Mapping[str, Runs] | None:
         """The local matrices of the global tensor i, and their rows and columns; None where all are."""
         return self.portion.tensors[i].places
-
-    def tensor_number(self, i: int) -> int:
-        """The number that makes a tensor's random numbers different from other tensors'."""
-        return self.portion.tensors[i].number
-
-    def numbers(self, buffer: str) -> Any:
-        """The value of a scalar buffer, for each tensor."""
-        bucket, common = self.portion.bucket, self.launch.common
-        if buffer in self.launch.inputs:
-            return np.float64(self.launch.inputs[buffer])
-        if buffer in bucket.scalar_states:
-            return bucket.scalar_states[buffer].numbers[self.portion.at].astype(np.float64)
-        shared = self.library.numbers(common.shared.values[buffer])
-        return shared[self.groups] if "k" in self.program.buffer(buffer).axes.letters else shared[0]
 
     def matrices(self, buffer: str, i: int) -> Any:
         """A buffer of a tensor as `(batch, rows, cols)`: vectors in float64, matrices in the compute dtype.
