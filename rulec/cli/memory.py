@@ -36,46 +36,56 @@ _LENGTH = 2048
 _RATE = 400.0
 
 
+#: The options of the command that no other command has.
+ModelOption = Annotated[
+    Path,
+    typer.Option(
+        help="A config.json of Llama's or GPT-2's kind, a .safetensors file (its first bytes are enough, and "
+        "nothing is known of activations), or a folder with either."
+    ),
+]
+EagerFlag = Annotated[bool, typer.Option("--eager", help="Update inside the backward pass, and free gradients.")]
+EpilogueFlag = Annotated[
+    bool, typer.Option("--epilogue", help="Eager, and in the products that gradients of linear layers are.")
+]
+StateDtypeOption = Annotated[str | None, typer.Option(help="The dtype or format of states, where it is another.")]
+WeightsOption = Annotated[
+    str | None, typer.Option(help="The kind of bfloat16 weights: split, split24, master, kahan or stochastic.")
+]
+OffloadOption = Annotated[
+    str | None, typer.Option(help="What lies on the host: `step` (states, master weights and the step) or `states`.")
+]
+OffloadBufferOption = Annotated[
+    int | None, typer.Option(min=1, metavar="BYTES", help="The size of a transfer buffer; by default 64 MiB.")
+]
+BatchOption = Annotated[int, typer.Option(min=1, help="Sequences in a batch.")]
+LengthOption = Annotated[
+    int | None, typer.Option(min=2, help=f"Tokens in a sequence; by default what the model has, {_LENGTH} at most.")
+]
+RecomputeFlag = Annotated[
+    bool, typer.Option("--recompute", help="Gradient checkpointing: layers keep their inputs alone.")
+]
+MeshOption = Annotated[str | None, typer.Option(help="Devices: a number of shards (64), or replicas x shards (8x64).")]
+RateOption = Annotated[
+    float, typer.Option(min=0.001, help="The speed of a device with matrices of bfloat16, in TFLOP/s.")
+]
+
+
 def memory(
-    model: Annotated[
-        Path,
-        typer.Option(
-            help="A config.json of Llama's or GPT-2's kind, a .safetensors file (its first bytes are enough, and "
-            "nothing is known of activations), or a folder with either."
-        ),
-    ],
+    model: ModelOption,
     rule: Annotated[str, typer.Option(metavar="RULE", help=RULE_HELP)] = "adamw",
-    eager: Annotated[
-        bool, typer.Option("--eager", help="Update inside the backward pass, and free gradients.")
-    ] = False,
-    epilogue: Annotated[
-        bool, typer.Option("--epilogue", help="Eager, and in the products that gradients of linear layers are.")
-    ] = False,
+    eager: EagerFlag = False,
+    epilogue: EpilogueFlag = False,
     dtype: DtypeOption = "float32",
-    state_dtype: Annotated[str | None, typer.Option(help="The dtype or format of states, where it is another.")] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="The kind of bfloat16 weights: split, split24, master, kahan or stochastic.")
-    ] = None,
-    offload: Annotated[
-        str | None,
-        typer.Option(help="What lies on the host: `step` (states, master weights and the step) or `states`."),
-    ] = None,
-    offload_buffer: Annotated[
-        int | None, typer.Option(min=1, metavar="BYTES", help="The size of a transfer buffer; by default 64 MiB.")
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences in a batch.")] = 1,
-    length: Annotated[
-        int | None, typer.Option(min=2, help=f"Tokens in a sequence; by default what the model has, {_LENGTH} at most.")
-    ] = None,
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="Gradient checkpointing: layers keep their inputs alone.")
-    ] = False,
-    mesh: Annotated[
-        str | None, typer.Option(help="Devices: a number of shards (64), or replicas x shards (8x64).")
-    ] = None,
-    rate: Annotated[
-        float, typer.Option(min=0.001, help="The speed of a device with matrices of bfloat16, in TFLOP/s.")
-    ] = _RATE,
+    state_dtype: StateDtypeOption = None,
+    weights: WeightsOption = None,
+    offload: OffloadOption = None,
+    offload_buffer: OffloadBufferOption = None,
+    batch: BatchOption = 1,
+    length: LengthOption = None,
+    recompute: RecomputeFlag = False,
+    mesh: MeshOption = None,
+    rate: RateOption = _RATE,
     hyper: HyperOption = None,
     allow_url: AllowUrlFlag = False,
     json: JsonFlag = False,
