@@ -11,10 +11,12 @@ from tests.docs.table import table
 def faults() -> str:
     """A table for each library."""
     from tests.rules.faults import FAULTS
+    from tests.rules.faults_elsewhere import READ
 
     libraries = dict.fromkeys(fault.peer.theirs.rpartition(".")[0].replace(".contrib", "") for fault in FAULTS)
     tables = [part for library in libraries for part in (f"## {library}", _of(library))]
-    return "\n\n".join([f"The lines hold for {_versions()}.", *tables])
+    others = [part for library in READ for part in (f"## {library}", f"Read in {READ[library]}.", _of(library))]
+    return "\n\n".join([f"The lines hold for {_versions()}.", *tables, *others])
 
 
 def _versions() -> str:
@@ -30,8 +32,9 @@ def _of(library: str) -> str:
 
 def _rows(library: str) -> Iterator[list[str]]:
     from tests.rules.faults import CODE_FAULTS, FAULTS
+    from tests.rules.faults_elsewhere import ELSEWHERE
 
-    for fault in FAULTS:
+    for fault in (*FAULTS, *ELSEWHERE):
         if fault.peer.theirs.startswith(f"{library}."):
             name = fault.peer.theirs.removeprefix(f"{library}.")
             here = fault.peer.composed.replace("transforms/", "").removeprefix("l2 >> ").removesuffix(" + decay")

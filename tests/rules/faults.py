@@ -119,6 +119,14 @@ _OPTAX = (
         ),
         "begins a warmup with a step of no length", "with one of a share, as the authors' code does",
     ),
+    Fault(
+        optax_peer(
+            "madgrad", "optax.contrib.madgrad",
+            lambda h: optax.contrib.madgrad(h["lr"], momentum=h["momentum"], eps=h["eps"]),
+            {"lr": 0.03, "momentum": 0.8, "eps": 1e-4},
+        ),
+        "adds eps to the learning rate, as the authors' code does", "does not, as the paper has it",
+    ),
 )  # fmt: skip
 
 _PYTORCH_OPTIMIZER = (
@@ -262,6 +270,31 @@ _PYTORCH_OPTIMIZER = (
             {"lr": 0.7, "momentum": 0.8, "d0": 0.01},
         ),
         "takes norms in float32, for parameters in float64 too", _WIDE,
+    ),
+    Fault(
+        torch_peer(
+            "adagc", pytorch_optimizer.AdaGC,
+            lambda h: {
+                **adam_like(h), **same("beta", "lambda_abs", "lambda_rel")(h), "warmup_steps": h["warmup"],
+            },
+            {**_DECAYED, "beta": 0.7, "lambda_abs": 3, "lambda_rel": 1.3, "warmup": 6},
+        ),
+        "takes the norm of the model in float32, for parameters in float64 too", _WIDE,
+    ),
+    Fault(
+        torch_peer(
+            "adamp", pytorch_optimizer.AdamP, lambda h: {**adam_like(h), **same("delta", "wd_ratio")(h)},
+            {**_DECAYED, "delta": 0.1, "wd_ratio": 0.1},
+        ),
+        _EARLY, "after it, as the authors' code does",
+    ),
+    Fault(
+        torch_peer(
+            "schedule_free_adamw", pytorch_optimizer.ScheduleFreeAdamW,
+            lambda h: {**adam_like(h), **same("r", "weight_lr_power", "warmup_steps")(h)},
+            {**_DECAYED, "eps": 1e-6, "r": 0.5, "weight_lr_power": 1.5, "warmup_steps": 7},
+        ),
+        "adds 1e-15 to the second moment", "adds nothing to it, as the authors' code does",
     ),
 )  # fmt: skip
 

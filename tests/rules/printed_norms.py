@@ -26,7 +26,7 @@ class Namo(WithAdam):
         ahead = (1 - beta1) * g + beta1 * momentum
         self.squares[i] = beta2 * self.squares.get(i, np.zeros(())) + (1 - beta2) * self.size(g) ** 2
         correction = math.sqrt(1 - beta2**self.t) / (1 - beta1**self.t)
-        ratio = self.held(self.size(ahead) / (np.sqrt(self.squares[i]) + h["eps"]), h)
+        ratio = self.held(self.ratio(ahead, self.squares[i], h), h)
         rate = h["lr"] * correction * ratio
         longer = h["scale"] * math.sqrt(max(g.shape))
         kept = np.maximum(1 - h["weight_decay"] * np.minimum(rate, 1), 0)
@@ -35,6 +35,10 @@ class Namo(WithAdam):
     def size(self, x: Array) -> Array:
         """The norm that a step size is made of."""
         return np.asarray(np.linalg.norm(x))
+
+    def ratio(self, ahead: Array, squares: Array, h: Hyper) -> Array:
+        """The norm of the momentum over the root of the mean square of norms of gradients."""
+        return np.asarray(self.size(ahead) / (np.sqrt(squares) + h["eps"]))
 
     def held(self, ratio: Array, h: Hyper) -> Array:
         """The ratio of norms within its bounds."""
