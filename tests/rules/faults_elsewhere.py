@@ -1,19 +1,21 @@
 """Faults in code that the tests do not install: written again in NumPy, and stepped beside the rule.
 
-`python -m tests.rules.faults_elsewhere` steps timm's class beside what is written here, where timm is installed.
+`python -m tests.rules.faults_elsewhere` steps classes of timm and torch_optimizer beside what is written here, where
+they are installed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from tests.rules.faults import Fault
 from tests.rules.measure import ALL_DIMENSIONS, Trial, largest_difference
-from tests.rules.peer import adam_like, printed_peer
+from tests.rules.peer import adam_like, printed_peer, same
 from tests.rules.printed import Printed
 from tests.rules.printed_decomposed import WithAdam, orthogonal
 from tests.rules.printed_norms import Namo
@@ -22,6 +24,7 @@ from tests.rules.runs import Array, Hyper, TorchRun
 #: What the rows of each heading were read in.
 READ = {
     "timm": "1.0.31",
+    "torch_optimizer": "0.3.0",
     "levanter": "9263f81 of stanford-crfm/levanter, and 2337e53 of marin-community/marin",
     "llm-baselines": "1177da9 of armanbolatov/llm-baselines",
     "SRSGD": "d7dca55 of minhtannguyen/SRSGD, which is its authors'",
@@ -46,6 +49,48 @@ class TimmAdopt(Printed):
         self.m[i] = h["beta1"] * self.m[i] + (1 - h["beta1"]) * share
         self.v[i] = h["beta2"] * self.v[i] + (1 - h["beta2"]) * g**2
         self.w[i] = (1 - h["lr"] * h["weight_decay"]) * self.w[i] - h["lr"] * self.m[i]
+
+
+class TorchOptimizerSGDW(Printed):
+    """torch_optimizer's SGDW: what is taken for the decay is no share of the weights."""
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        self.m[i] = g if self.t == 1 else h["momentum"] * self.m[i] + g
+        self.w[i] = self.w[i] - h["lr"] * self.m[i] - h["lr"] * h["weight_decay"]
+
+
+class TorchOptimizerPID(Printed):
+    """torch_optimizer's PID, which stores gradients from the second step on."""
+
+    def __init__(self, params: Sequence[Array]) -> None:
+        super().__init__(params)
+        self.last = [np.zeros_like(p) for p in params]
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        self.m[i] = h["momentum"] * self.m[i] + g
+        if self.t > 1:
+            self.v[i] = h["momentum"] * self.v[i] + (1 - h["momentum"]) * (g - self.last[i])
+            self.last[i] = g
+        self.w[i] = self.w[i] - h["lr"] * (g + h["integral"] * self.m[i] + h["derivative"] * self.v[i])
+
+
+class TorchOptimizerLookahead(Printed):
+    """torch_optimizer's Lookahead around torch's Adam: slow weights are those after the first step."""
+
+    def __init__(self, params: Sequence[Array]) -> None:
+        super().__init__(params)
+        self.slow = [p.copy() for p in params]
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        beta1, beta2, t = h["beta1"], h["beta2"], self.t
+        self.m[i] = beta1 * self.m[i] + (1 - beta1) * g
+        self.v[i] = beta2 * self.v[i] + (1 - beta2) * g**2
+        step = self.m[i] / (1 - beta1**t) / (np.sqrt(self.v[i] / (1 - beta2**t)) + h["eps"])
+        self.w[i] = self.w[i] - h["lr"] * step
+        if (t - 1) % h["k"] == 0:
+            slow = self.w[i] if t == 1 else self.slow[i]
+            self.w[i] = h["alpha"] * self.w[i] + (1 - h["alpha"]) * slow
+            self.slow[i] = self.w[i].copy()
 
 
 class LevanterAdopt(Printed):
@@ -138,6 +183,27 @@ ELSEWHERE: tuple[Fault, ...] = (
         "by the power 1/4, as the authors' code does",
     ),
     Fault(
+        printed_peer(
+            "sgdw", "torch_optimizer.SGDW", TorchOptimizerSGDW, {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.07}
+        ),
+        "takes lr*weight_decay from every weight", "a share of each weight, as the paper has it",
+    ),
+    Fault(
+        printed_peer(
+            "pid", "torch_optimizer.PID", TorchOptimizerPID,
+            {"lr": 0.01, "momentum": 0.8, "integral": 2, "derivative": 3},
+        ),
+        "measures the second gradient's change from zero", "from the first gradient, as the authors' code does",
+    ),
+    Fault(
+        printed_peer(
+            "transforms/lookahead(adam)", "torch_optimizer.Lookahead", TorchOptimizerLookahead,
+            {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "k": 4, "alpha": 0.4},
+        ),
+        "goes back in the first of k steps, to the weights after the first step of all",
+        "in the last of k, to those at the start, as the paper has it",
+    ),
+    Fault(
         printed_peer("adoptw", "levanter.adopt", LevanterAdopt, _ADAM),
         "clips nothing, and corrects both means for their start", "clips, and corrects none, as the paper has it",
     ),
@@ -173,18 +239,33 @@ ELSEWHERE: tuple[Fault, ...] = (
 )  # fmt: skip
 
 
-def main() -> None:
-    """Step timm's class beside what is written of it."""
+def _classes() -> dict[str, tuple[Any, Callable[[Hyper], dict[str, Any]]]]:
+    """The classes that may be installed, by the names of rows, with their keywords."""
+    import torch_optimizer
     from timm.optim.adopt import Adopt
 
-    def keywords(h: Hyper) -> dict[str, Any]:
-        return {**adam_like(h), "decoupled": True}
+    def lookahead(params: Any, k: int, alpha: float, foreach: bool, **keywords: Any) -> Any:
+        return torch_optimizer.Lookahead(torch.optim.Adam(params, **keywords), k=k, alpha=alpha)
 
-    peer = ELSEWHERE[0].peer
-    trial = Trial("float64", shapes=ALL_DIMENSIONS)
-    theirs = TorchRun(Adopt, keywords, trial.params, peer.hyper, shipped=True)
-    written = peer.start(trial.params, peer.hyper)
-    print(f"{peer.theirs}: apart by {largest_difference(written, theirs, trial, peer.hyper).relative:.1e}")
+    def plain(kind: Any) -> Any:
+        return lambda params, foreach, **keywords: kind(params, **keywords)
+
+    return {
+        "timm.Adopt": (Adopt, lambda h: {**adam_like(h), "decoupled": True}),
+        "torch_optimizer.SGDW": (plain(torch_optimizer.SGDW), same("lr", "momentum", "weight_decay")),
+        "torch_optimizer.PID": (plain(torch_optimizer.PID), same("lr", "momentum", "integral", "derivative")),
+        "torch_optimizer.Lookahead": (lookahead, lambda h: {**adam_like(h), **same("k", "alpha")(h)}),
+    }
+
+
+def main() -> None:
+    """Step installed classes beside what is written of them."""
+    for name, (kind, keywords) in _classes().items():
+        peer = next(fault.peer for fault in ELSEWHERE if fault.peer.theirs == name)
+        trial = Trial("float64", shapes=ALL_DIMENSIONS)
+        theirs = TorchRun(kind, keywords, trial.params, peer.hyper, shipped=True)
+        written = peer.start(trial.params, peer.hyper)
+        print(f"{name}: apart by {largest_difference(written, theirs, trial, peer.hyper).relative:.1e}")
 
 
 if __name__ == "__main__":
