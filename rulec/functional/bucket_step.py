@@ -212,13 +212,13 @@ class BucketStep:
             yield from self.between.work_out(gaps[index])
             for name in self.program.stages[index].vectors:
                 self.vectors[name] = self._vectors(name)
-            stays = self._stays() if index == last else None
-            self.stage(index, stays)
+            skip_mask = self._skip_mask() if index == last else None
+            self.stage(index, skip_mask)
         yield from self.between.work_out(gaps[-1])
-        self._measure(stays)
-        self._hold_changes(stays)
-        self._write_narrow(stays)
-        self._encode(stays)
+        self._measure(skip_mask)
+        self._hold_changes(skip_mask)
+        self._write_narrow(skip_mask)
+        self._encode(skip_mask)
         self._mark()
 
     def _vectors(self, name: str) -> list[Any]:
@@ -234,16 +234,16 @@ class BucketStep:
     def _extents(axes: Any, view: Any) -> tuple[int, int, int]:
         return view.batch, 1 if axes.rows is None else view.rows, 1 if axes.cols is None else view.cols
 
-    def _stays(self) -> list[Any] | None:
+    def _skip_mask(self) -> list[Any] | None:
         """For each leaf whether its step is skipped; None where the rule never skips a step."""
         if self.program.skip is None:
             return None
         skips = self.library.numbers(self.between.values[self.program.skip]) != 0
-        stays = [skips[i] if skips.ndim else skips for i in range(len(self))]
-        self.step.stays.update(zip(self.bucket.places, stays, strict=True))
-        return stays
+        skip_mask = [skips[i] if skips.ndim else skips for i in range(len(self))]
+        self.step.skip_masks.update(zip(self.bucket.places, skip_mask, strict=True))
+        return skip_mask
 
-    def stage(self, index: int, stays: Sequence[Any] | None) -> None:
+    def stage(self, index: int, skip_mask: Sequence[Any] | None) -> None:
         """Runs one stage of every leaf, and takes over its stores and reductions."""
         kernel, reduced = self.bucket.kernel, []
         columns = kernel.columns(index)
@@ -255,7 +255,7 @@ class BucketStep:
         for i, (new, reductions) in enumerate(results):
             reduced.append(reductions)
             for buffer, value in new.items():
-                self.keep(buffer, i, value, stays)
+                self.keep(buffer, i, value, skip_mask)
         for reduction in self.program.stages[index].reduces:
             each = [reductions[reduction.name] for reductions in reduced]
             per_tensor = reduction.axes.number
@@ -269,15 +269,15 @@ class BucketStep:
         arrays |= {name: value[place] for name, value in self.step.inputs.items() if isinstance(value, list | tuple)}
         return arrays | {name: of_leaves[i] for name, of_leaves in {**self.scratch, **self.vectors}.items()}
 
-    def keep(self, buffer: str, i: int, value: Any, stays: Sequence[Any] | None) -> None:
+    def keep(self, buffer: str, i: int, value: Any, skip_mask: Sequence[Any] | None) -> None:
         """Takes over a stage's store to a buffer of leaf i."""
         place = self.bucket.places[i]
         if buffer == "p":
             value = self._change(place, value) if self._changes else value
-            old = self.step.result(place) if stays is not None else None
-            self.step.results[place] = self._unless(stays, i, old, value)
+            old = self.step.result(place) if skip_mask is not None else None
+            self.step.results[place] = self._unless(skip_mask, i, old, value)
         elif buffer in self.states:
-            value = self._unless(stays, i, self.states[buffer][place], value)
+            value = self._unless(skip_mask, i, self.states[buffer][place], value)
             self.step.new.arrays[buffer][place] = value
             self.states[buffer][place] = value
         else:
@@ -292,16 +292,16 @@ class BucketStep:
         self.increments[place] = increment(new, self.step.params[place], self.library.of)
         return self.increments[place].update
 
-    def _hold_changes(self, stays: Sequence[Any] | None) -> None:
+    def _hold_changes(self, skip_mask: Sequence[Any] | None) -> None:
         """Puts beside each parameter what belongs to it after its change is added."""
         for name in part_dtypes(self.program) if self._changes else ():
             old, new = self.step.old.arrays[name], self.step.new.arrays[name]
             for i, place in enumerate(self.bucket.places):
                 part = self.increments[place].part(name, new[place], self.library.of)
-                new[place] = self._unless(stays, i, old[place], part)
+                new[place] = self._unless(skip_mask, i, old[place], part)
 
-    def _unless(self, stays: Sequence[Any] | None, i: int, old: Any, new: Any) -> Any:
-        return new if stays is None else self.library.where(stays[i], old, new)
+    def _unless(self, skip_mask: Sequence[Any] | None, i: int, old: Any, new: Any) -> Any:
+        return new if skip_mask is None else self.library.where(skip_mask[i], old, new)
 
     # States in codes
 
@@ -313,7 +313,7 @@ class BucketStep:
                 with self.step.on_device():
                     self.states[state][place] = decode(self.states[state][place], view.shape, self.library.of)
 
-    def _encode(self, stays: Sequence[Any] | None) -> None:
+    def _encode(self, skip_mask: Sequence[Any] | None) -> None:
         """Puts codes in the place of the new values; a skipped step keeps the old codes."""
         for state, form in self.bucket.formats.items():
             new, old = self.step.new.arrays[state], self.step.old.arrays[state]
@@ -322,8 +322,8 @@ class BucketStep:
                     continue
                 with self.step.on_device():
                     coded = encode(form, new[place], self.library.of).like(old[place])
-                codes = self._unless(stays, i, old[place].codes, coded.codes)
-                new[place] = Coded(codes, self._unless(stays, i, old[place].scales, coded.scales), form)
+                codes = self._unless(skip_mask, i, old[place].codes, coded.codes)
+                new[place] = Coded(codes, self._unless(skip_mask, i, old[place].scales, coded.scales), form)
 
     @property
     def _unbiased(self) -> set[str]:
@@ -339,18 +339,18 @@ class BucketStep:
 
     # Statistics
 
-    def _measure(self, stays: Sequence[Any] | None) -> None:
+    def _measure(self, skip_mask: Sequence[Any] | None) -> None:
         """Notes the statistics."""
         values = {store.buffer: store.value for store in self.program.finish}
         for buffer in self.program.statistics:
-            self.note(buffer, self.between.values[values[buffer.name]], stays)
+            self.note(buffer, self.between.values[values[buffer.name]], skip_mask)
 
-    def note(self, buffer: Buffer, value: Any, stays: Sequence[Any] | None) -> None:
+    def note(self, buffer: Buffer, value: Any, skip_mask: Sequence[Any] | None) -> None:
         """Notes a statistic of each leaf; NaN where it skips the step."""
         each = self._numbers_of(value) if buffer.axes.number else self._vectors_of(value, buffer)
         of_leaves = self.step.statistics.setdefault(buffer.name.removeprefix(PREFIX), {})
         for i, place in enumerate(self.bucket.places):
-            of_leaves[place] = self._unless(stays, i, self.library.constant(float("nan")), each[i])
+            of_leaves[place] = self._unless(skip_mask, i, self.library.constant(float("nan")), each[i])
 
     def _numbers_of(self, value: Any) -> list[Any]:
         """A number of each leaf."""
@@ -364,7 +364,7 @@ class BucketStep:
 
     # What is narrower than a parameter
 
-    def _write_narrow(self, stays: Sequence[Any] | None) -> None:
+    def _write_narrow(self, skip_mask: Sequence[Any] | None) -> None:
         measured = {buffer.name for buffer in self.program.statistics}
         for store in self.program.finish:
             if store.buffer in measured:
@@ -373,26 +373,26 @@ class BucketStep:
             if store.buffer in self.states:
                 if self.between.is_number(store.value):
                     value = [self.library.at(value, i) for i in range(len(self))]
-                self._keep_narrow(store.buffer, value, stays)
+                self._keep_narrow(store.buffer, value, skip_mask)
             else:
-                self._keep_numbers(store.buffer, value, stays)
+                self._keep_numbers(store.buffer, value, skip_mask)
         for store in self.bucket.table.stores:
-            self._keep_numbers(store.buffer, self.rows.of_leaves(self.rows.values[store.value]), stays)
+            self._keep_numbers(store.buffer, self.rows.of_leaves(self.rows.values[store.value]), skip_mask)
 
-    def _keep_narrow(self, buffer: str, value: Sequence[Any], stays: Sequence[Any] | None) -> None:
+    def _keep_narrow(self, buffer: str, value: Sequence[Any], skip_mask: Sequence[Any] | None) -> None:
         for i, place in enumerate(self.bucket.places):
             old, view = self.states[buffer][place], self.bucket.views[i]
             extents = view.kept_extents(old.shape, self.program.buffer(buffer).axes.letters)
             new = self.library.spread(value[i], extents).reshape(old.shape).astype(old.dtype)
-            self.step.new.arrays[buffer][place] = self._unless(stays, i, old, new)
+            self.step.new.arrays[buffer][place] = self._unless(skip_mask, i, old, new)
 
-    def _keep_numbers(self, buffer: str, value: Any, stays: Sequence[Any] | None) -> None:
+    def _keep_numbers(self, buffer: str, value: Any, skip_mask: Sequence[Any] | None) -> None:
         """Takes over new values of a state of numbers; a group's or the model's number is its first leaf's."""
         level, now = self.step.plan.numbers[buffer], self.step.new.numbers[buffer]
         value = self.library.spread(self.library.numbers(value), (len(self),)).astype(now.dtype)
-        if stays is not None:
+        if skip_mask is not None:
             old = self.library.spread(self.numbers(buffer), (len(self),)).astype(now.dtype)
-            value = self.library.where(self.library.of.xp.stack(list(stays)), old, value)
+            value = self.library.where(self.library.of.xp.stack(list(skip_mask)), old, value)
         if level == "model":
             self.step.new.numbers[buffer] = value[0]
         elif level == "tensor":

@@ -36,7 +36,7 @@ class StepValues:
         self.numbers: Sequence[Any] = range(len(plan.leaves)) if numbers is None else numbers
         self.library = library
         self.t = library.cast(values.count, "float64") + 1
-        self.stays: dict[int, Any] = {}
+        self.skip_masks: dict[int, Any] = {}
         #: The value of a leaf may be that of its group or model.
         self.statistics: Statistics = {}
         self.processes = Processes()
@@ -52,9 +52,9 @@ class StepValues:
         old = self.old.count
         # It stays at the largest number there is rather than start again below zero.
         more = self.library.where(old < np.iinfo(np.int32).max, old + 1, old)
-        if not self.stays:
+        if not self.skip_masks:
             return more
         if not self.plan.own_counts:
-            return self.library.where(next(iter(self.stays.values())), old, more)
-        stays = [self.stays.get(place, False) for place in range(len(self.plan.leaves))]
-        return self.library.where(self.library.of.xp.stack([self.library.numbers(x) for x in stays]), old, more)
+            return self.library.where(next(iter(self.skip_masks.values())), old, more)
+        skip_masks = [self.skip_masks.get(place, False) for place in range(len(self.plan.leaves))]
+        return self.library.where(self.library.of.xp.stack([self.library.numbers(x) for x in skip_masks]), old, more)

@@ -156,13 +156,13 @@ class JaxBucketStep(ApartStep):
             unpiece_all([self.states[state]], self.bucket.places)
         super()._decode()
 
-    def _unless(self, stays: Sequence[Any] | None, i: int, old: Any, new: Any) -> Any:
-        return super()._unless(stays, i, unpiece(old), new)
+    def _unless(self, skip_mask: Sequence[Any] | None, i: int, old: Any, new: Any) -> Any:
+        return super()._unless(skip_mask, i, unpiece(old), new)
 
-    def stage(self, index: int, stays: Sequence[Any] | None) -> None:
+    def stage(self, index: int, skip_mask: Sequence[Any] | None) -> None:
         """One stage of every leaf; by the kernel of the cpu backend, where there is one."""
         if self.cpu_kernel is None:
-            super().stage(index, stays)
+            super().stage(index, skip_mask)
             return
         done = cpu.stage(self.cpu_kernel, self, index)
         for i, new in enumerate(done.arrays):

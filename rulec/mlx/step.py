@@ -21,7 +21,7 @@ from rulec.mlx.arrays import LIBRARY, apart
 class MlxBucketStep(ApartStep):
     """One bucket's share of a step. A statistic of its leaves is one vector, at the place of the first."""
 
-    def note(self, buffer: Buffer, value: Any, stays: Sequence[Any] | None) -> None:
+    def note(self, buffer: Buffer, value: Any, skip_mask: Sequence[Any] | None) -> None:
         """Notes the numbers of a statistic: of the leaves in order, or one of their group or model."""
         if buffer.axes.number:
             numbers = self.library.spread(self.library.cast(value, "float64"), (len(self),))
@@ -30,7 +30,7 @@ class MlxBucketStep(ApartStep):
             numbers = self.library.join([self.library.cast(each, "float64").reshape(-1) for each in value], 0)
         name, first = buffer.name.removeprefix(PREFIX), self.bucket.places[0]
         # A step is skipped for all leaves, or for none.
-        numbers = self._unless(stays, 0, self.library.constant(float("nan")), numbers)
+        numbers = self._unless(skip_mask, 0, self.library.constant(float("nan")), numbers)
         self.step.statistics.setdefault(name, {})[first] = numbers
 
 

@@ -97,7 +97,7 @@ def measured_together(parts: Sequence[tuple[Statistics, Callable[[int], int]]]) 
         for (known, group_of), by_name in zip(left, values, strict=True)
         for value in _values_of(known, by_name, group_of)
     ]
-    return measured if all(known.stays is None for known, _ in left) else _settled(measured)
+    return measured if all(known.skip_mask is None for known, _ in left) else _settled(measured)
 
 
 def _computed(left: Sequence[LaunchStatistics]) -> list[dict[str, Any]]:
@@ -151,21 +151,21 @@ def _values_of(
             continue
         numbers = library.spread(library.cast(value, "float64"), (len(names),))
         if "n" in axes.letters:
-            yield StatisticValues(name, names, _unless_skipped(measured, measured.stays, numbers), library)
+            yield StatisticValues(name, names, _unless_skipped(measured, measured.skip_mask, numbers), library)
             continue
         members: dict[str, list[int]] = {}
         for i, tensor in enumerate(tensors):
             members.setdefault(joint_place(axes.letters, group_of(tensor.group)), []).append(i)
         numbers = library.take(numbers, np.array([each[0] for each in members.values()], np.int64))
-        stay = None if measured.stays is None else _all_of(measured, [*members.values()])
+        stay = None if measured.skip_mask is None else _all_of(measured, [*members.values()])
         yield StatisticValues(name, [*members], _unless_skipped(measured, stay, numbers), library, shared=True)
 
 
 def _all_of(measured: LaunchStatistics, members: Sequence[Sequence[int]]) -> Any:
     """For each of some sets of tensors, whether all of them skipped the step."""
     library = measured.library
-    stays = library.cast(measured.stays, "float64")
-    least = [library.reduce(Op.MIN, library.take(stays, np.array(each, np.int64))) for each in members]
+    skip_mask = library.cast(measured.skip_mask, "float64")
+    least = [library.reduce(Op.MIN, library.take(skip_mask, np.array(each, np.int64))) for each in members]
     return library.arithmetic[Op.GT](library.together(least), library.constant(0.0))
 
 
@@ -197,17 +197,17 @@ def _vectors(
     sides = [(v.rows if "i" in letters else 1, v.cols if "j" in letters else 1) for v in views]
     shapes = [view.kept_shape(*side, letters) for view, side in zip(views, sides, strict=True)]
     flat = [library.cast(value[i], "float64").reshape(-1) for i in range(len(tensors))]
-    if measured.stays is not None:
-        flat = [_unless_skipped(measured, library.at(measured.stays, i), each) for i, each in enumerate(flat)]
+    if measured.skip_mask is not None:
+        flat = [_unless_skipped(measured, library.at(measured.skip_mask, i), each) for i, each in enumerate(flat)]
     return StatisticValues(name, [t.name for t in tensors], library.join(flat, 0), library, shapes)
 
 
-def _unless_skipped(measured: LaunchStatistics, stays: Any, numbers: Any) -> Any:
-    """The numbers; NaN where `stays` is true, which is None where no tensor skipped the step."""
-    if stays is None:
+def _unless_skipped(measured: LaunchStatistics, skip_mask: Any, numbers: Any) -> Any:
+    """The numbers; NaN where `skip_mask` is true, which is None where no tensor skipped the step."""
+    if skip_mask is None:
         return numbers
     library = measured.library
-    return library.arithmetic[Op.WHERE](stays, library.constant(float("nan")), numbers)
+    return library.arithmetic[Op.WHERE](skip_mask, library.constant(float("nan")), numbers)
 
 
 #: The statistics asked for as a key: names, and pairs of a name and an expression.

@@ -246,7 +246,7 @@ class LaunchStatistics:
     """The statistics of the tensors of a portion, by name, of one step of a program.
 
     A value is a number for all tensors, an array with one for each, or a sequence of arrays, one for each tensor, as
-    the `library` of its device has them. `stays` is true for a tensor that skipped the step; None where none did.
+    the `library` of its device has them. `skip_mask` is true for a tensor that skipped the step; None where none did.
     `left` has the operands of statistics that nobody asked for so far, and `reduced` the reductions of the stages. The
     reductions of a shard are local, but for the step's own. `owner` has the ranks of the engine. A step of one kernel
     call leaves no operands: `table` gives the scalar table of the last such step, and `index` has each tensor's row.
@@ -257,7 +257,7 @@ class LaunchStatistics:
     library: Library
     owner: Processes
     values: Mapping[str, Any]
-    stays: Any = None
+    skip_mask: Any = None
     left: Mapping[Node, Any] = field(default_factory=dict)
     reduced: Mapping[str, Any] = field(default_factory=dict)
     index: Places | None = None
@@ -391,25 +391,25 @@ class Launch:
         if left and len(self.skipped) < len(self.grads):
             self.common.shared.count(left, bucket.groups[slice(None) if fired is None else fired])
 
-    def keep_number(self, state: str, fired: Any, values: Any, stays: Any = None) -> None:
+    def keep_number(self, state: str, fired: Any, values: Any, skip_mask: Any = None) -> None:
         """Keeps the new values of a scalar state, one for each tensor at the positions `fired`.
 
-        A tensor's is written at once, a group's and the model's at the end of the step. `stays`, on a device, is true
-        for tensors that keep the old value; on the host, `fired` leaves them out.
+        A tensor's is written at once, a group's and the model's at the end of the step. On a device, `skip_mask` is
+        true for tensors that keep the old value; on the host, `fired` leaves them out.
         """
         bucket = self.part.bucket
         there = bucket.knows_only_there(state)
         if state not in bucket.scalar_states:
             library = bucket.library if there else self.common.host
-            self.common.shared.keep(state, bucket.groups[fired], values, library, stays)
+            self.common.shared.keep(state, bucket.groups[fired], values, library, skip_mask)
             return
         numbers = bucket.scalar_states[state].numbers
         if not there:
             numbers[fired] = values
             return
-        if stays is not None:
+        if skip_mask is not None:
             old = numbers if isinstance(fired, slice) else bucket.library.take(numbers, fired)
-            values = bucket.library.arithmetic[Op.WHERE](stays, old, values)
+            values = bucket.library.arithmetic[Op.WHERE](skip_mask, old, values)
         bucket.library.put(numbers, fired, values)
 
 

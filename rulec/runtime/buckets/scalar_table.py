@@ -210,14 +210,14 @@ class Counts:
             self._seen, self._common = seen, _common(numbers)
         return self._common
 
-    def advance(self, fired: np.ndarray[Any, Any] | None, by: int = 1, stays: Any = None) -> None:
+    def advance(self, fired: np.ndarray[Any, Any] | None, by: int = 1, skip_mask: Any = None) -> None:
         """One more update, or `by` more, of every tensor, or of those at the positions `fired`.
 
-        On a device, none of the tensors for which `stays` is true.
+        On a device, none of the tensors for which `skip_mask` is true.
         """
         numbers, library = self.vector.numbers, self.library
         if library is not None:
-            more = by if stays is None else 1 - library.cast(stays, "float32")
+            more = by if skip_mask is None else 1 - library.cast(skip_mask, "float32")
             if fired is None:
                 numbers += more
             else:

@@ -17,11 +17,11 @@ Whole = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class _Kept:
-    """New values for some indices of a state, in its library. `stays` is 1 where the old value remains, or None."""
+    """New values for some indices of a state, in its library. `skip_mask` is 1 where the old value remains, or None."""
 
     places: Whole
     values: Any
-    stays: Any
+    skip_mask: Any
 
 
 class SharedNumbers:
@@ -78,23 +78,23 @@ class SharedNumbers:
         """Opens a step: each state takes one new value in it, for any number of launches."""
         self._pending, self._passed, self._stepped = {}, set(), False
 
-    def keep(self, state: str, groups: Whole, values: Any, library: Library, stays: Any = None) -> None:
+    def keep(self, state: str, groups: Whole, values: Any, library: Library, skip_mask: Any = None) -> None:
         """Keeps a new value for the groups of some tensors, or for the model, until the end of the step.
 
-        `values` has one number for each tensor, equal within a group, or one for all. `stays` is true for tensors that
-        stay as they are. The value of a group or the model stays where all of its tensors do.
+        `values` has one number for each tensor, equal within a group, or one for all. `skip_mask` is true for tensors
+        that stay as they are. The value of a group or the model stays where all of its tensors do.
         """
         level = groups if state in self._of_groups else np.zeros(len(groups), np.int64)
         places, first = np.unique(level, return_index=True)
         values = library.take(library.spread(library.cast(values, "float64"), groups.shape), first)
         state_library = self._library[state]
-        if stays is not None:
-            left = library.cast(stays, "float64")
-            stays = library.together(
+        if skip_mask is not None:
+            left = library.cast(skip_mask, "float64")
+            skip_mask = library.together(
                 [library.reduce(Op.MIN, library.take(left, np.flatnonzero(level == place))) for place in places]
             )
-            stays = state_library.numbers(stays)
-        self._pending.setdefault(state, []).append(_Kept(places, state_library.numbers(values), stays))
+            skip_mask = state_library.numbers(skip_mask)
+        self._pending.setdefault(state, []).append(_Kept(places, state_library.numbers(values), skip_mask))
 
     def count(self, states: Sequence[str], groups: Whole) -> None:
         """Counts this step for the model, and for these groups where they have states, though the values stay."""
@@ -113,8 +113,8 @@ class SharedNumbers:
         for state, kept in ((state, kept) for state, all_kept in self._pending.items() for kept in all_kept):
             library, values = self._library[state], self.values[state]
             new = kept.values
-            if kept.stays is not None:
-                new = library.arithmetic[Op.WHERE](kept.stays > 0, library.take(values, kept.places), new)
+            if kept.skip_mask is not None:
+                new = library.arithmetic[Op.WHERE](kept.skip_mask > 0, library.take(values, kept.places), new)
             library.put(values, kept.places, new)
             if state in self._of_groups:
                 counted.update(dict.fromkeys(kept.places.tolist(), (kept, state)))
@@ -134,4 +134,4 @@ class SharedNumbers:
 
     def _advance(self, counts: Any, place: int, kept: _Kept, among: int) -> None:
         """One more step of a group or the model, unless all its tensors stay."""
-        counts[place] += 1 if kept.stays is None else 1 - self._counting.numbers(kept.stays[among])
+        counts[place] += 1 if kept.skip_mask is None else 1 - self._counting.numbers(kept.skip_mask[among])

@@ -51,8 +51,8 @@ class DeviceArguments(KernelArguments):
             return replace(self._host, table=library.numbers(self._host.table))
         if portion.whole:
             return rows
-        stays = None if rows.stays is None else library.take(rows.stays, portion.at)
-        return replace(rows, table=library.take(rows.table, portion.at), index=portion.index, stays=stays)
+        skip_mask = None if rows.stays is None else library.take(rows.stays, portion.at)
+        return replace(rows, table=library.take(rows.table, portion.at), index=portion.index, stays=skip_mask)
 
     def column(self, index: int) -> Any:
         """A column of the table, for each tensor or one for all."""

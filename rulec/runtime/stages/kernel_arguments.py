@@ -165,11 +165,13 @@ class KernelArguments(PortionNumbers):
         self.writes()
         self.library.copy_all(*self.parts_of_stack(buffer, places, stack, self.rows.stays))
 
-    def parts_of_stack(self, buffer: str, places: Sequence[int], stack: Any, stays: Any) -> tuple[list[Any], list[Any]]:
-        """The states of the tensors of a set and their new values: where `stays` is true, the old ones."""
+    def parts_of_stack(
+        self, buffer: str, places: Sequence[int], stack: Any, skip_mask: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """The states of the tensors of a set and their new values: where `skip_mask` is true, the old ones."""
         views = [self._view_to_write(buffer, i) for i in places]
-        if stays is not None:
-            truth = self.library.take(stays, np.array(places, np.int64)).reshape(-1, 1, 1, 1)
+        if skip_mask is not None:
+            truth = self.library.take(skip_mask, np.array(places, np.int64)).reshape(-1, 1, 1, 1)
             whole = stack.reshape(len(places), -1, *stack.shape[1:])
             stack = self.library.arithmetic[Op.WHERE](truth, self.stacked(buffer, places).reshape(whole.shape), whole)
             stack = stack.reshape(-1, *stack.shape[2:])
@@ -192,9 +194,9 @@ class KernelArguments(PortionNumbers):
     def write_joined(self, buffer: str, places: Sequence[int], flat: Any, flats: Flats) -> None:
         """Writes the new values of a state of some tensors, one after the other, but where the tensor stays."""
         self.writes()
-        stays = self.rows.stays
-        if stays is not None:
-            truth = flats.spread(self.library.take(stays, np.array(places, np.int64)), "", "bij")
+        skip_mask = self.rows.stays
+        if skip_mask is not None:
+            truth = flats.spread(self.library.take(skip_mask, np.array(places, np.int64)), "", "bij")
             flat = self.library.arithmetic[Op.WHERE](truth, self.joined(buffer, places), flat)
         parts = self.library.cut(flat, flats.cuts("bij").sizes.tolist())
         self.library.copy_all([self._line(buffer, i) for i in places], parts)
@@ -276,10 +278,10 @@ class KernelArguments(PortionNumbers):
             whole = view.matrices(stored)
         else:
             whole = view.kept(stored, self.program.buffer(buffer).axes.letters)
-        stays = None if self.rows.stays is None else self.library.at(self.rows.stays, i)
+        skip_mask = None if self.rows.stays is None else self.library.at(self.rows.stays, i)
         if self._copies(buffer):
-            return Tiled(whole, self.library, self.compute, partial(self._read, buffer), stays)
-        return Tiled(self.library.read(whole), self.library, self.compute, None, stays)
+            return Tiled(whole, self.library, self.compute, partial(self._read, buffer), skip_mask)
+        return Tiled(self.library.read(whole), self.library, self.compute, None, skip_mask)
 
     def _copies(self, buffer: str) -> bool:
         """Whether reading a buffer copies it."""

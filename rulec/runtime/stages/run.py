@@ -73,7 +73,7 @@ class StagedRun:
             if index < last:
                 launch.wrote = launch.wrote or any(s.buffer not in plan.scratch for s in stage.stores)
                 yield from self._take(between, self._kernel(index, values), stage)
-        stays = self._stays(values, between)
+        skip_mask = self._skip_mask(values, between)
         narrow = self._narrow(between, before=True)
         for value in plan.held:
             # Else only its owner rank has it, or it is a copy already.
@@ -81,28 +81,28 @@ class StagedRun:
                 between.values[value] = self._copied(between.values[value])
         if launch.version.waits:
             yield Writing()
-        reduced = self._last(values, stays)
+        reduced = self._last(values, skip_mask)
         if reduced:
             yield from self._take(between, reduced, stages[-1])
         yield from between.work_out(plan.gaps[-1])
         narrow += self._narrow(between, before=False)
         if self.program.watch:
-            narrow = self._measured(values, between, stays, narrow)
-        self._write_narrow(values, stays, narrow)
-        self._keep_scalars(portion, stays)
-        self._count(portion, stays)
+            narrow = self._measured(values, between, skip_mask, narrow)
+        self._write_narrow(values, skip_mask, narrow)
+        self._keep_scalars(portion, skip_mask)
+        self._count(portion, skip_mask)
 
     def _kernel(self, stage: int, values: KernelArguments) -> Mapping[str, Any]:
         """Runs a stage over the portion. Its reductions, by name."""
         return self.launch.kernel(stage, values.rows, values.portion.fired, values.grads, values.scratch)
 
-    def _last(self, values: KernelArguments, stays: Any) -> Mapping[str, Any]:
+    def _last(self, values: KernelArguments, skip_mask: Any) -> Mapping[str, Any]:
         """The last stage, for the tensors that do not skip the step."""
-        if stays is None or self.on_device:
+        if skip_mask is None or self.on_device:
             self.launch.wrote = True
             return self._kernel(len(self.program.stages) - 1, values)
-        if not stays.all():
-            self._last_of_some(values, [int(i) for i in np.flatnonzero(~stays)])
+        if not skip_mask.all():
+            self._last_of_some(values, [int(i) for i in np.flatnonzero(~skip_mask)])
         return {}
 
     def _last_of_some(self, values: KernelArguments, kept: list[int]) -> None:
@@ -125,27 +125,27 @@ class StagedRun:
 
     # New values
 
-    def _stays(self, values: KernelArguments, between: GapEvaluator) -> Any:
+    def _skip_mask(self, values: KernelArguments, between: GapEvaluator) -> Any:
         """The skip mask: for each tensor, whether it skips the step; None where no tensor does."""
         if self.program.skip is None:
             return values.rows.stays
         skipped = between.values[self.program.skip]
         if self.on_device:
-            return self._stays_there(values, skipped)
+            return self._skip_mask_on_device(values, skipped)
         skipped = np.broadcast_to(np.asarray(skipped) != 0, (between.count,))
         return skipped if skipped.any() else None
 
-    def _stays_there(self, values: KernelArguments, skipped: Any) -> Any:
+    def _skip_mask_on_device(self, values: KernelArguments, skipped: Any) -> Any:
         """The skip mask on the device; a scaling of gradients may skip tensors too."""
-        stays, library = values.rows.stays, values.library
+        skip_mask, library = values.rows.stays, values.library
         truth = library.arithmetic[Op.NE](library.cast(skipped, "float64"), library.constant(0.0))
         truth = library.copy(library.spread(truth, (len(values),)))
         # A tensor skipped because its scaled gradients overflowed does not count as skipped by the rule.
-        by_rule = truth if stays is None else library.arithmetic[Op.GT](truth, stays)
+        by_rule = truth if skip_mask is None else library.arithmetic[Op.GT](truth, skip_mask)
         self.launch.common.skipped_there.note(library.reduce(Op.MAX, library.cast(by_rule, "float64")), library)
-        stays = truth if stays is None else library.arithmetic[Op.OR](stays, truth)
-        values.rows = replace(values.rows, stays=stays)
-        return stays
+        skip_mask = truth if skip_mask is None else library.arithmetic[Op.OR](skip_mask, truth)
+        values.rows = replace(values.rows, stays=skip_mask)
+        return skip_mask
 
     def _narrow(self, between: GapEvaluator, before: bool) -> list[tuple[str, Any]]:
         """The new values of numbers and vectors known before the last kernel, or the others, known after it."""
@@ -174,7 +174,7 @@ class StagedRun:
         yield from between.take(reduced, [r for r in stage.reduces if r.name not in unread])
 
     def _measured(
-        self, values: KernelArguments, between: GapEvaluator, stays: Any, narrow: Sequence[tuple[str, Any]]
+        self, values: KernelArguments, between: GapEvaluator, skip_mask: Any, narrow: Sequence[tuple[str, Any]]
     ) -> list[tuple[str, Any]]:  # fmt: skip
         """Keeps the statistics, and the operands of those to be asked for, and returns the other values."""
         names = {b.name for b in self.program.statistics}
@@ -183,7 +183,7 @@ class StagedRun:
         version, tensors = self.launch.version, values.portion.tensors
         reduced = {**between.reduced} if self.plan.later else {}
         known = LaunchStatistics(
-            version, tensors, self.bucket.library, self.launch.common.processes, measured, stays, left,
+            version, tensors, self.bucket.library, self.launch.common.processes, measured, skip_mask, left,
             ChainMap(reduced, *self._reduced),  # type: ignore[arg-type]
         )  # fmt: skip
         self.launch.statistics.append(known)
@@ -200,33 +200,33 @@ class StagedRun:
             return Pieces(copy(value.flat), value.cuts)
         return [copy(x) for x in value] if isinstance(value, list) else copy(value)
 
-    def _write_narrow(self, values: KernelArguments, stays: Any, narrow: Sequence[tuple[str, Any]]) -> None:
+    def _write_narrow(self, values: KernelArguments, skip_mask: Any, narrow: Sequence[tuple[str, Any]]) -> None:
         """Writes the new values of numbers and vectors: to states of each tensor, or to numbers of all."""
         portion = values.portion
         if narrow and self.launch.transfers is not None:
             self.launch.transfers.bring(self.launch, buffers=[buffer for buffer, _ in narrow])
         library, states = self.bucket.library, self.bucket.states[portion.positions[0]]
-        flat = self._write_flat(portion, stays, narrow) if library.flattens else ()
-        left_out = stays is not None and not self.on_device
-        kept = np.flatnonzero(~stays).tolist() if left_out else range(len(portion))
+        flat = self._write_flat(portion, skip_mask, narrow) if library.flattens else ()
+        left_out = skip_mask is not None and not self.on_device
+        kept = np.flatnonzero(~skip_mask).tolist() if left_out else range(len(portion))
         writes: dict[Any, tuple[list[Any], list[Any]]] = {}
         for buffer, value in narrow:
             if buffer in flat:
                 continue
             if buffer in states:
-                for state, new in zip(*self._stored(values, stays, buffer, value, kept), strict=True):
+                for state, new in zip(*self._stored(values, skip_mask, buffer, value, kept), strict=True):
                     into, arrays = writes.setdefault((state.dtype, new.dtype), ([], []))
                     into.append(state)
                     arrays.append(new)
             elif not left_out:
-                self.launch.keep_number(buffer, portion.whole or portion.at, value, stays)
+                self.launch.keep_number(buffer, portion.whole or portion.at, value, skip_mask)
             elif kept:
                 self.launch.keep_number(buffer, portion.at[kept], np.broadcast_to(value, (len(portion),))[kept])
         for into, arrays in writes.values():
             library.copy_all(into, arrays)
 
     def _stored(
-        self, values: KernelArguments, stays: Any, buffer: str, value: Any, kept: Sequence[int]
+        self, values: KernelArguments, skip_mask: Any, buffer: str, value: Any, kept: Sequence[int]
     ) -> tuple[list[Any], list[Any]]:
         """The states of the tensors `kept` and their new values: of sets of several tensors, a set at a time."""
         states: list[Any] = []
@@ -237,14 +237,14 @@ class StagedRun:
             stack = value.stack_with(places) if len(places) > 1 else None
             if stack is None:
                 continue
-            views, parts = values.parts_of_stack(buffer, places, stack, stays)
+            views, parts = values.parts_of_stack(buffer, places, stack, skip_mask)
             states += views
             new += parts
             written |= {*places}
-        alone = [self._stored_as(values.portion, i, buffer, value[i], stays) for i in kept if i not in written]
+        alone = [self._stored_as(values.portion, i, buffer, value[i], skip_mask) for i in kept if i not in written]
         return states + [state for state, _ in alone], new + [x for _, x in alone]
 
-    def _write_flat(self, portion: Portion, stays: Any, narrow: Sequence[tuple[str, Any]]) -> set[str]:
+    def _write_flat(self, portion: Portion, skip_mask: Any, narrow: Sequence[tuple[str, Any]]) -> set[str]:
         """Writes the new values that are flat arrays, for all tensors at once, and returns the names of their states.
 
         The old values of skipped tensors are written again.
@@ -255,13 +255,13 @@ class StagedRun:
             return set()
         states, flats = known.states(portion.states, letters), known.flats
         new = {n: x.flat for n, x in flat.items() if n in states.names and x.cuts is flats.cuts(letters[n])}
-        if stays is not None:
+        if skip_mask is not None:
             old, where = states.read([*new]), self.bucket.library.arithmetic[Op.WHERE]
-            new = {n: where(flats.spread(stays, "", letters[n]), old[n].flat, x) for n, x in new.items()}
+            new = {n: where(flats.spread(skip_mask, "", letters[n]), old[n].flat, x) for n, x in new.items()}
         states.write(new)
         return {*new}
 
-    def _stored_as(self, portion: Portion, i: int, buffer: str, value: Any, stays: Any) -> tuple[Any, Any]:
+    def _stored_as(self, portion: Portion, i: int, buffer: str, value: Any, skip_mask: Any) -> tuple[Any, Any]:
         """The state of a tensor, and its new value in the state's shape: the old value where the device skips it."""
         tensor, library = portion.tensors[i], self.bucket.library
         state = self.bucket.states[portion.positions[i]][buffer]
@@ -271,28 +271,28 @@ class StagedRun:
         else:
             letters = self.bucket.program.buffer(buffer).axes.letters
             new = library.spread(value, tensor.view.kept_extents(shape, letters)).reshape(shape)
-        if stays is not None and self.on_device:
-            new = library.arithmetic[Op.WHERE](library.at(stays, i), library.read(state), new)
+        if skip_mask is not None and self.on_device:
+            new = library.arithmetic[Op.WHERE](library.at(skip_mask, i), library.read(state), new)
         return state, new
 
-    def _keep_scalars(self, portion: Portion, stays: Any) -> None:
+    def _keep_scalars(self, portion: Portion, skip_mask: Any) -> None:
         """Keeps the new states of the scalar program, except for skipped tensors."""
         bucket, launch = self.bucket, self.launch
-        kept = slice(None) if stays is None or bucket.resident else ~stays
+        kept = slice(None) if skip_mask is None or bucket.resident else ~skip_mask
         for state, values in launch.scalar_states.items():
             if bucket.resident:
                 numbers = values if portion.whole else bucket.library.take(values, portion.at)
-                launch.keep_number(state, portion.whole or portion.at, numbers, stays)
-            elif stays is None or not stays.all():
+                launch.keep_number(state, portion.whole or portion.at, numbers, skip_mask)
+            elif skip_mask is None or not skip_mask.all():
                 numbers = values if portion.places is None else values[portion.places]
                 launch.keep_number(state, portion.at[kept], numbers[kept])
 
-    def _count(self, portion: Portion, stays: Any) -> None:
+    def _count(self, portion: Portion, skip_mask: Any) -> None:
         """Advances the step counts of these tensors, except of the skipped ones."""
         counts = self.bucket.counts
-        if stays is None or self.on_device:
-            counts.advance(None if portion.whole else portion.at, stays=stays)
+        if skip_mask is None or self.on_device:
+            counts.advance(None if portion.whole else portion.at, skip_mask=skip_mask)
             return
-        counts.advance(portion.at[~stays])
-        self.launch.common.skipped += int(stays.sum())
-        self.launch.skipped += [t.name for t, stay in zip(portion.tensors, stays, strict=True) if stay]
+        counts.advance(portion.at[~skip_mask])
+        self.launch.common.skipped += int(skip_mask.sum())
+        self.launch.skipped += [t.name for t, stay in zip(portion.tensors, skip_mask, strict=True) if stay]

@@ -32,14 +32,15 @@ class Tiled:
     """The matrices of a buffer, (batch, rows, cols).
 
     Where reading copies, `copying` makes the elements of a part, and `array` is in its stored dtype. Else `copying` is
-    None, and `array` is the library's, in the same memory. `stays`, a skip mask on the device or None, prevents writes.
+    None, and `array` is the library's, in the same memory. `skip_mask`, on the device or None, prevents
+    writes.
     """
 
     array: Any
     library: Library
     compute: str
     copying: Callable[[Any], Any] | None
-    stays: Any = None
+    skip_mask: Any = None
 
     def read(self, rows: slice, cols: slice) -> Any:
         """Some rows and columns in the compute dtype; the same memory where `copying` is None."""
@@ -48,8 +49,8 @@ class Tiled:
 
     def write(self, rows: slice, cols: slice, values: Any) -> None:
         """Writes some rows and columns, rounded to the stored dtype."""
-        if self.stays is not None:
-            values = self.library.arithmetic[Op.WHERE](self.stays, self.read(rows, cols), values)
+        if self.skip_mask is not None:
+            values = self.library.arithmetic[Op.WHERE](self.skip_mask, self.read(rows, cols), values)
         if self.copying is None:
             self.array[:, rows, cols] = values
         else:
