@@ -29,8 +29,9 @@ _VERB = re.compile(r"\b(is|are|was|were|has|have|had|be|does|do|may|must|can|can
 #: Names of classes and functions that were left behind for terms of the field.
 LEFT_BEHIND = frozenset({
     "Between", "Cargo", "Census", "Delegated", "Delegation", "Delegations", "Halves", "Meeting", "MeshPeers", "Parcel",
-    "PortionValues", "Residence", "Roster", "SkippedThere", "Surroundings", "Told", "Turns", "WholeValues",
-    "check_placed", "in_turn", "is_placed", "turn_of",
+    "PortionValues", "Residence", "Roster", "SkippedThere", "Surroundings", "Told", "Totals", "Turns", "WholeValues",
+    "_all_peers", "_meeting_peers", "_peers_along", "check_placed", "first_meeting_of", "in_turn", "is_placed",
+    "meeting_of", "totals_of", "turn_of",
 })  # fmt: skip
 
 #: Names of checks: of helpers, of NumPy, torch and unittest.mock, and of pytest.

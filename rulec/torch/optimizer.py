@@ -29,7 +29,7 @@ from rulec.runtime.statistics import StepStatistics
 from rulec.runtime.storage.options import Storage
 from rulec.torch.distributed.comparison import OtherOrder
 from rulec.torch.distributed.consensus import Consensus
-from rulec.torch.distributed.mesh import are_at_work, first_meeting_of
+from rulec.torch.distributed.mesh import are_at_work, first_consensus_of
 from rulec.torch.distributed.traffic import Communication
 from rulec.torch.groups.engine import state_dtypes_of
 from rulec.torch.groups.entries import GroupRule
@@ -495,7 +495,7 @@ class RuleOptimizer(Optimizer, Lockable):
 
         RulecError, in all of them, where something differs, or one of them takes no step.
         """
-        first = first_meeting_of(self._params)
+        first = first_consensus_of(self._params)
         if first is not None:
             first.open()
             try:
@@ -532,7 +532,7 @@ class RuleOptimizer(Optimizer, Lockable):
 
         For an error before the step, that the others cannot know of; they would wait.
         """
-        first = None if self._compared else first_meeting_of(self._params)
+        first = None if self._compared else first_consensus_of(self._params)
         # Before the optimizers are compared, no rank has sent statistics.
         others = self._options.everyone if self._compared else self._options.processes
         for processes in [*([] if first is None else [first]), *others]:
@@ -616,7 +616,7 @@ class RuleOptimizer(Optimizer, Lockable):
             self.state.become(machine.buffers.store)
             machine.buffers.store = self.state
         self.state = machine.buffers.store
-        self._options = replace(self._options, coordinator=machine.options.coordinator, totals=machine.options.totals)
+        self._options = replace(self._options, coordinator=machine.options.coordinator, reducer=machine.options.reducer)
         self._machine = machine
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -717,7 +717,7 @@ class RuleOptimizer(Optimizer, Lockable):
         self._compared = False
         for processes in self._options.everyone:
             processes.restore()
-        if self._options.schedule is not None and self._options.totals is not None:
+        if self._options.schedule is not None and self._options.reducer is not None:
             self._options.schedule.restart()  # ranks of which one failed measure in the same steps again
 
 

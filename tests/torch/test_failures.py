@@ -166,7 +166,11 @@ def fault_in_values() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OwnerEvaluator, "work_out", failing)
-        patch.setattr(MeshGroup, "exchange", lambda peers, *words: (begun.append(peers), all_to_all(peers, *words))[1])
+        patch.setattr(
+            MeshGroup,
+            "exchange",
+            lambda rank_group, *words: (begun.append(rank_group), all_to_all(rank_group, *words))[1],
+        )
         yield
 
 

@@ -167,22 +167,22 @@ def test_messages_are_sent_by_that_device(form: str, device: str, monkeypatch: p
     with group_of("gloo") as group:
         monkeypatch.setattr(dist, "all_reduce", send)
         monkeypatch.setattr(dist, "all_to_all_single", send)
-        peers = MeshGroup(group, "dp", "meta")
+        rank_group = MeshGroup(group, "dp", "meta")
         for numbers in (np.ones(2), torch.ones(2)):
             with pytest.raises(Sent, match=device):
-                peers.reduce(Op.SUM, numbers)
+                rank_group.reduce(Op.SUM, numbers)
             with pytest.raises(Sent, match=device):
-                peers.exchange(numbers, [2], [2], "bfloat16")
+                rank_group.exchange(numbers, [2], [2], "bfloat16")
         with pytest.raises(Sent, match=device):
-            peers.tell(Op.SUM, np.ones(2))
+            rank_group.start_reduce(Op.SUM, np.ones(2))
         with pytest.raises(Sent, match="cpu"):
-            peers.reduce(Op.SUM, np.ones(2), of_host=True)
-        coordinator = Consensus([peers])
+            rank_group.reduce(Op.SUM, np.ones(2), of_host=True)
+        coordinator = Consensus([rank_group])
         coordinator.open()
         with pytest.raises(Sent, match="cpu"):  # words alone, of the host in all ranks
-            coordinator.reduce(Op.SUM, peers, np.zeros(0))
+            coordinator.reduce(Op.SUM, rank_group, np.zeros(0))
         with pytest.raises(Sent, match=device):  # placeholder data of a rank that fails, where others send values
-            coordinator.reduce(Op.SUM, peers, np.zeros(3))
+            coordinator.reduce(Op.SUM, rank_group, np.zeros(3))
 
 
 def test_values_of_a_step_go_by_the_device_that_any_process_has_them_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rulec.language.expr.node import Op
-from rulec.torch.distributed.totals import _problem_of, _Row, _words
+from rulec.torch.distributed.statistics_reducer import _problem_of, _Row, _words
 
 
 def _totals(op: Op, ranks: list[list[float]], counted: list[bool]) -> Any:

@@ -77,7 +77,7 @@ class Tensor:
     @cached_property
     def cuts(self) -> tuple[tuple[str, RankGroup], ...]:
         """The axis of each cut, b, i or j, with the rank group along it."""
-        return () if self.whole is None else tuple((self.view.axis(d), peers) for d, peers in self.whole.cuts)
+        return () if self.whole is None else tuple((self.view.axis(d), rank_group) for d, rank_group in self.whole.cuts)
 
     @cached_property
     def lines(self) -> tuple[Runs, Runs] | None:
@@ -118,7 +118,7 @@ class Tensor:
 
     def beyond(self, letters: frozenset[str]) -> tuple[RankGroup, ...]:
         """The rank groups to complete a reduction without these axes."""
-        return tuple(peers for letter, peers in self.cuts if letter in letters)
+        return tuple(rank_group for letter, rank_group in self.cuts if letter in letters)
 
 
 @dataclass

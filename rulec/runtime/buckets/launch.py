@@ -74,11 +74,11 @@ class Portion:
     def parted(self, axes: frozenset[str]) -> list[tuple[tuple[RankGroup, ...], Places]]:
         """The indices of sharded tensors, by the rank groups to complete a reduction without these axes."""
         if axes not in self._parted:
-            by_peers: dict[tuple[RankGroup, ...], list[int]] = {}
+            by_group: dict[tuple[RankGroup, ...], list[int]] = {}
             for place, tensor in enumerate(self.tensors):
-                if peers := tensor.beyond(axes):
-                    by_peers.setdefault(peers, []).append(place)
-            self._parted[axes] = [(peers, np.array(places)) for peers, places in by_peers.items()]
+                if rank_groups := tensor.beyond(axes):
+                    by_group.setdefault(rank_groups, []).append(place)
+            self._parted[axes] = [(rank_groups, np.array(places)) for rank_groups, places in by_group.items()]
         return self._parted[axes]
 
     @cached_property

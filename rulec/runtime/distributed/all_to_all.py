@@ -35,7 +35,7 @@ class Sharding:
     there are replicas, `alone` is the sharding among the ranks of this rank's replica.
     """
 
-    peers: RankGroup
+    rank_group: RankGroup
     division: Division
     coordinates: tuple[tuple[tuple[int, int], ...], ...]
     alone: Sharding | None = None
@@ -76,7 +76,7 @@ class Task:
     @property
     def here(self) -> bool:
         """Whether this rank is the only owner."""
-        return self.owners == (self.spread.peers.rank,)
+        return self.owners == (self.spread.rank_group.rank,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +127,7 @@ class Transfer:
     def pieces(self) -> list[Transfer]:
         """The transfer of each owner's piece."""
         owners, spread, work = self.task.owners, self.task.spread, self.task.work
-        count, rank = len(owners), spread.peers.rank
+        count, rank = len(owners), spread.rank_group.rank
         if count == 1 or self.share is None:
             return [self]
         part = Work(work.cost / count)
@@ -170,23 +170,23 @@ def longest(shape: Sequence[int]) -> int:
 
 def assign(waiting: Sequence[OwnerRequest], coordinator: StepCoordinator | None) -> None:
     """Chooses the owner ranks of all tasks together."""
-    by_peers: dict[RankGroup, list[Task]] = {}
+    by_group: dict[RankGroup, list[Task]] = {}
     for task in (task for wait in waiting for task in wait.tasks):
-        by_peers.setdefault(task.spread.peers, []).append(task)
-    for peers, tasks in by_peers.items():
+        by_group.setdefault(task.spread.rank_group, []).append(task)
+    for rank_group, tasks in by_group.items():
         works = tuple(task.work for task in tasks)
-        chosen = assignment(works, peers.size, tuple(task.spread.division for task in tasks))
+        chosen = assignment(works, rank_group.size, tuple(task.spread.division for task in tasks))
         alone = [task.spread.alone for task in tasks if task.spread.alone is not None]
-        if len(alone) == len(tasks) and len({spread.peers for spread in alone}) == 1:
-            few = assignment(works, alone[0].peers.size, tuple(spread.division for spread in alone))
-            if not share_pays(chosen, few, peers.size):
-                peers, chosen = alone[0].peers, few
+        if len(alone) == len(tasks) and len({spread.rank_group for spread in alone}) == 1:
+            few = assignment(works, alone[0].rank_group.size, tuple(spread.division for spread in alone))
+            if not share_pays(chosen, few, rank_group.size):
+                rank_group, chosen = alone[0].rank_group, few
                 for task, spread in zip(tasks, alone, strict=True):
                     task.spread = spread
         for task, owners in zip(tasks, chosen.owners, strict=True):
             task.owners = owners
         if coordinator is not None:
-            coordinator.assigned(peers, works, chosen)
+            coordinator.assigned(rank_group, works, chosen)
 
 
 def cuts(side: int, count: int) -> list[tuple[int, int]]:
@@ -203,12 +203,12 @@ def worked(waiting: Sequence[OwnerExchange], coordinator: StepCoordinator) -> li
     failure = coordinator.failure
     results: list[list[list[Any]]] = [[[None] * len(c.back) for c in wait.transfers] for wait in waiting]
     buckets: list[_Bucket] = []
-    for peers, entries in _by_peers(waiting).items():
+    for rank_group, entries in _by_group(waiting).items():
         loads, owners = tuple(e.transfer.load for e in entries), tuple(e.transfer.task.owner for e in entries)
-        schedule = schedule_of(loads, owners, peers.size, BUCKET)
-        coordinator.exchanged(peers, schedule)
+        schedule = schedule_of(loads, owners, rank_group.size, BUCKET)
+        coordinator.exchanged(rank_group, schedule)
         for places in schedule.buckets:
-            buckets.append(_Bucket(waiting, peers, schedule, [(i, entries[i]) for i in places], failure))
+            buckets.append(_Bucket(waiting, rank_group, schedule, [(i, entries[i]) for i in places], failure))
     coordinator.check()
     buckets[0].gather()
     before: _Bucket | None = None
@@ -235,14 +235,17 @@ class _Entry:
     transfer: Transfer
 
 
-def _by_peers(waiting: Sequence[OwnerExchange]) -> dict[RankGroup, list[_Entry]]:
+def _by_group(waiting: Sequence[OwnerExchange]) -> dict[RankGroup, list[_Entry]]:
     """The transfers by rank group, the longest work first."""
-    by_peers: dict[RankGroup, list[_Entry]] = {}
+    by_group: dict[RankGroup, list[_Entry]] = {}
     for launch, exchange in enumerate(waiting):
         for place, transfer in enumerate(exchange.transfers):
             entries = [_Entry(launch, place, piece) for piece in transfer.pieces()]
-            by_peers.setdefault(transfer.task.spread.peers, []).extend(entries)
-    return {peers: sorted(entries, key=lambda e: -e.transfer.task.work.cost) for peers, entries in by_peers.items()}
+            by_group.setdefault(transfer.task.spread.rank_group, []).extend(entries)
+    return {
+        rank_group: sorted(entries, key=lambda e: -e.transfer.task.work.cost)
+        for rank_group, entries in by_group.items()
+    }
 
 
 #: An array in a message: the index of its tensor in the schedule, its index among the payloads, and the payload.
@@ -256,14 +259,18 @@ class _Bucket:
     """The tensors of one all-to-all to their owners and one back: a message for each dtype."""
 
     def __init__(
-        self, waiting: Sequence[OwnerExchange], peers: RankGroup, schedule: Schedule,
+        self, waiting: Sequence[OwnerExchange], rank_group: RankGroup, schedule: Schedule,
         entries: Sequence[tuple[int, _Entry]], failure: DeferredError,
     ) -> None:  # fmt: skip
         self.failure = failure
-        self.waiting, self.peers, self.schedule = waiting, peers, schedule
+        self.waiting, self.rank_group, self.schedule = waiting, rank_group, schedule
         self.library = waiting[entries[0][1].launch].library
-        self._there = _by_owner([(i, k, e, x) for i, e in entries for k, x in enumerate(e.transfer.there)], peers.size)
-        self._back = _by_owner([(i, k, e, x) for i, e in entries for k, x in enumerate(e.transfer.back)], peers.size)
+        self._there = _by_owner(
+            [(i, k, e, x) for i, e in entries for k, x in enumerate(e.transfer.there)], rank_group.size
+        )
+        self._back = _by_owner(
+            [(i, k, e, x) for i, e in entries for k, x in enumerate(e.transfer.back)], rank_group.size
+        )
         self._mine = [e for _, e in entries if e.transfer.task.here]
         #: Matrices with several owners are orthogonalized together where these numbers are equal.
         self._kinds = {e.transfer.share.kind: e.transfer.share for _, e in entries if e.transfer.share is not None}
@@ -274,7 +281,7 @@ class _Bucket:
     def gather(self) -> None:
         """Begins to send every owner the local shards that this rank sends."""
         self.failure.turn += 1
-        here = self.peers.rank
+        here = self.rank_group.rank
         for dtypes, of_rank in self._there.items():
             sent = [[x for i, k, _, x in theirs if self._sends(here, i, k)] for theirs in of_rank]
             shares = [sum(int(x.division.counts[here]) for x in theirs) for theirs in sent]
@@ -290,7 +297,7 @@ class _Bucket:
 
     def _put_together(self, dtypes: _Dtypes, of_rank: Sequence[Sequence[_Item]], parts: Sequence[Any]) -> None:
         like = self._nothing(dtypes)
-        for i, k, e, payload in of_rank[self.peers.rank]:
+        for i, k, e, payload in of_rank[self.rank_group.rank]:
             whole = self.library.blank(like, payload.shape)
             for rank in sorted(self.schedule.senders[i][k]):
                 rectangle = payload.division.rectangles[rank]
@@ -318,7 +325,7 @@ class _Bucket:
             for e in mine if (share := e.transfer.share) is not None
         ]  # fmt: skip
         quintic = self.library.quintic(like.dtype, like.form)
-        team = SplitNewtonSchulz(self.peers, quintic, pieces, self.library.empty(0), attempt)
+        team = SplitNewtonSchulz(self.rank_group, quintic, pieces, self.library.empty(0), attempt)
         for e, result in zip(mine, team.orthogonalized(like) or (), strict=False):
             self.wholes[e.launch][e.place] = [_long(result, e.transfer.axis)]
 
@@ -332,15 +339,15 @@ class _Bucket:
         if self.failure.error is not None:
             self.wholes = {}
         for dtypes, of_rank in self._back.items():
-            mine = of_rank[self.peers.rank]
-            shares = [sum(int(x.division.counts[rank]) for *_, x in mine) for rank in range(self.peers.size)]
+            mine = of_rank[self.rank_group.rank]
+            shares = [sum(int(x.division.counts[rank]) for *_, x in mine) for rank in range(self.rank_group.size)]
             self._begin(dtypes, partial(self._cut, mine), shares, self._counts_back(of_rank))
         self.wholes = {}
 
     def _cut(self, mine: Sequence[_Item]) -> list[Any]:
         """The shards of each rank of the results of this rank."""
         whole = [(self.wholes[e.launch][e.place][k], x) for _, k, e, x in mine]
-        return [array[x.division.rectangles[rank]] for rank in range(self.peers.size) for array, x in whole]
+        return [array[x.division.rectangles[rank]] for rank in range(self.rank_group.size) for array, x in whole]
 
     def collect(self, results: Sequence[list[list[Any]]]) -> None:
         """Takes the local shard of every result into `results`."""
@@ -353,7 +360,7 @@ class _Bucket:
     ) -> None:
         for theirs, received in zip(of_rank, parts, strict=True):
             for _, k, e, payload in theirs:
-                part = next(received).reshape(_sides(payload.division.rectangles[self.peers.rank]))
+                part = next(received).reshape(_sides(payload.division.rectangles[self.rank_group.rank]))
                 before = results[e.launch][e.place][k]
                 if before is None or not math.prod(before.shape):
                     results[e.launch][e.place][k] = part
@@ -365,15 +372,15 @@ class _Bucket:
 
     def _counts_there(self, of_rank: Sequence[Sequence[_Item]]) -> list[list[int]]:
         """The receive counts on the way to owners: the elements of each shard from each rank."""
-        mine = of_rank[self.peers.rank]
+        mine = of_rank[self.rank_group.rank]
         return [
             [int(x.division.counts[rank]) for i, k, _, x in mine if self._sends(rank, i, k)]
-            for rank in range(self.peers.size)
+            for rank in range(self.rank_group.size)
         ]
 
     def _counts_back(self, of_rank: Sequence[Sequence[_Item]]) -> list[list[int]]:
         """The receive counts on the way back: the elements of each result's shard from each rank."""
-        return [[int(x.division.counts[self.peers.rank]) for *_, x in theirs] for theirs in of_rank]
+        return [[int(x.division.counts[self.rank_group.rank]) for *_, x in theirs] for theirs in of_rank]
 
     def _nothing(self, dtypes: _Dtypes) -> Any:
         return self.library.cast(self.library.empty(0), dtypes[1])
@@ -385,7 +392,7 @@ class _Bucket:
         message = self.failure.attempt(partial(self._message, dtypes, sent))
         if message is None:
             message = self.library.blank(self._nothing(dtypes), (sum(shares),))
-        self._pending[dtypes] = self.peers.exchange(message, shares, [sum(each) for each in counts], dtypes[0])
+        self._pending[dtypes] = self.rank_group.exchange(message, shares, [sum(each) for each in counts], dtypes[0])
 
     def _message(self, dtypes: _Dtypes, sent: Callable[[], Sequence[Any]]) -> Any:
         vectors = [self.library.cast(array.reshape(-1), dtypes[1]) for array in sent()]

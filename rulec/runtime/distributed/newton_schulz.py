@@ -61,16 +61,17 @@ class MatrixPiece:
 
 
 class SplitNewtonSchulz:
-    """Newton-Schulz of matrices with equal steps and dtype, split over owner ranks among `peers`.
+    """Newton-Schulz of matrices with equal steps and dtype, split over owner ranks among `rank_group`.
 
     `pieces` are the local pieces, in the same order in all ranks. Every rank takes part in all all-to-alls: with or
     without pieces, and where its work, called by `attempt`, has failed.
     """
 
     def __init__(
-        self, peers: RankGroup, quintic: Quintic, pieces: Sequence[MatrixPiece], like: Any, attempt: Attempt
+        self, rank_group: RankGroup, quintic: Quintic, pieces: Sequence[MatrixPiece], like: Any, attempt: Attempt
     ) -> None:  # fmt: skip
-        self.peers, self.quintic, self.pieces, self._like, self._attempt = peers, quintic, pieces, like, attempt
+        self.rank_group, self.quintic, self.pieces = rank_group, quintic, pieces
+        self._like, self._attempt = like, attempt
 
     def orthogonalized(self, like: Share) -> list[Any] | None:
         """The results for the local pieces, or None after a failure; `like` is the share of any matrix."""
@@ -141,7 +142,7 @@ class SplitNewtonSchulz:
         `out` are the send counts for each owner, and `counts` the receive counts. Blocks of matrices arrive with all
         columns.
         """
-        here, size = self.peers.rank, self.peers.size
+        here, size = self.rank_group.rank, self.rank_group.size
         ways: list[list[tuple[int, int]]] = [[] for _ in range(size)]
         for n, piece in enumerate(self.pieces):
             for k, rank in enumerate(piece.team):
@@ -152,7 +153,7 @@ class SplitNewtonSchulz:
         message = self._attempt(partial(self._message, sent, ways))
         if message is None:
             message = self.quintic.blank(self._like, sum(shares))
-        pending = self.peers.exchange(message, shares, lengths, dtype)
+        pending = self.rank_group.exchange(message, shares, lengths, dtype)
         pending.wait()
         pairs = [pair for way in ways for pair in way]
         return self._attempt(lambda: self._with_blocks(sent or (), pairs, counts, pending.received()))

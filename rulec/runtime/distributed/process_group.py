@@ -57,15 +57,15 @@ class StepCoordinator(Protocol):
 
     failure: DeferredError
 
-    def reduce(self, op: Op, peers: RankGroup, numbers: Any) -> Any:
-        """All-reduces as `peers.reduce` does; the message has the coordinator's words too."""
+    def reduce(self, op: Op, rank_group: RankGroup, numbers: Any) -> Any:
+        """All-reduces as `rank_group.reduce` does; the message has the coordinator's words too."""
         ...
 
-    def assigned(self, peers: RankGroup, works: Sequence[Work], chosen: Assignment) -> None:
+    def assigned(self, rank_group: RankGroup, works: Sequence[Work], chosen: Assignment) -> None:
         """Records the owner ranks of tensors, and their work."""
         ...
 
-    def exchanged(self, peers: RankGroup, schedule: Schedule) -> None:
+    def exchanged(self, rank_group: RankGroup, schedule: Schedule) -> None:
         """Records tensors that travel to their owner ranks, and results on their way back."""
         ...
 

@@ -81,7 +81,7 @@ class ShardLayout:
 
     def part(self, division: Division) -> Rectangle:
         """The local shard of a divided array."""
-        return division.rectangles[self.spread.peers.rank]
+        return division.rectangles[self.spread.rank_group.rank]
 
     def tensor(self, matrices: Any, letters: str, whole: bool) -> Any:
         """An array `(batch, rows, cols)` in the tensor's dimensions: global if `whole`, else of the local shard."""
@@ -128,7 +128,7 @@ class PartialReduction:
 
     op: Op
     values: Any
-    peers: tuple[RankGroup, ...]
+    rank_groups: tuple[RankGroup, ...]
 
 
 @dataclass(frozen=True)
@@ -149,14 +149,14 @@ def completed(waiting: Sequence[Partials], coordinator: StepCoordinator) -> list
     libraries = [partials.library for partials in waiting for _ in partials.parts]
     values = [part.values for part in parts]
     attempt = coordinator.failure.attempt
-    ways = dict.fromkeys((part.op, peers) for part in parts for peers in part.peers)
+    ways = dict.fromkeys((part.op, rank_group) for part in parts for rank_group in part.rank_groups)
     coordinator.check()
-    for op, peers in ways:
-        places = [i for i, part in enumerate(parts) if part.op is op and peers in part.peers]
+    for op, rank_group in ways:
+        places = [i for i, part in enumerate(parts) if part.op is op and rank_group in part.rank_groups]
         message = attempt(partial(_joined, places, values, libraries[places[0]]))
         if message is None:
             message = np.zeros(sum(math.prod(values[i].shape) for i in places))
-        whole = coordinator.reduce(op, peers, message)
+        whole = coordinator.reduce(op, rank_group, message)
         attempt(partial(_put_back, places, values, libraries, whole))
     coordinator.close()
     results = iter(values)

@@ -361,12 +361,18 @@ class GapEvaluator(SetValues):
         self, ops: Sequence[Op], values: Sequence[Any], removed: Sequence[frozenset[str]]
     ) -> Generator[Partials, list[Any], list[Any]]:
         """Completes reductions of all tensors, without the axes `removed`, over the ranks with other shards."""
-        ways = [(i, peers, places) for i, axes in enumerate(removed) for peers, places in self.source.parted(axes)]
+        ways = [
+            (i, rank_groups, places)
+            for i, axes in enumerate(removed)
+            for rank_groups, places in self.source.parted(axes)
+        ]
         if not ways:
             return [*values]
         library = self.library
         whole = [[*x] if isinstance(x, list | Together) else library.cast(x, "float64") for x in values]
-        sent = [PartialReduction(ops[i], self._elements(whole[i], places), peers) for i, peers, places in ways]
+        sent = [
+            PartialReduction(ops[i], self._elements(whole[i], places), rank_groups) for i, rank_groups, places in ways
+        ]
         for (i, _, places), numbers in zip(ways, (yield Partials(sent, library)), strict=True):
             whole[i] = self._with_elements(whole[i], places, numbers)
         return whole

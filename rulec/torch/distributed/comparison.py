@@ -57,18 +57,18 @@ def settle(alike: Compared, reduce: Reduce) -> None:
     """
     said, rank = alike.described, torch.distributed.get_rank()
     first = int(reduce(Op.MIN, np.array([float(rank)]))[0])
-    theirs: Said = json.loads(tell(json.dumps(said) if rank == first else "", reduce))
+    theirs: Said = json.loads(broadcast_text(json.dumps(said) if rank == first else "", reduce))
     mine = difference(said, theirs, rank, first)
     kind = 2 if mine.text else 1 if mine.order else 0
     worst = reduce(Op.MAX, np.array([float(kind)]))[0]
     if worst == 2:
         speaker = reduce(Op.MIN, np.array([rank if mine.text else np.inf]))[0]
-        raise RulecError(tell(mine.text if rank == speaker else "", reduce))
+        raise RulecError(broadcast_text(mine.text if rank == speaker else "", reduce))
     if worst == 1:
         raise OtherOrder(alike.places(mine.order, theirs) if mine.order else ())
 
 
-def tell(text: str, reduce: Reduce) -> str:
+def broadcast_text(text: str, reduce: Reduce) -> str:
     """Broadcasts the text of the one rank that has a text, to all ranks."""
     sent = text.encode()
     length = int(reduce(Op.MAX, np.array([float(len(sent))]))[0])

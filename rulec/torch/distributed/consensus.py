@@ -62,8 +62,8 @@ class Consensus:
     comes before each further round, and before anything is written. Then all ranks raise the same error.
     """
 
-    def __init__(self, peers: Sequence[RankGroup]) -> None:
-        self.peers = [*dict.fromkeys(peers)]
+    def __init__(self, rank_groups: Sequence[RankGroup]) -> None:
+        self.rank_groups = [*dict.fromkeys(rank_groups)]
         #: The last step of each kind, with statistics and without; and the one of the open step's kind.
         self._lasts = {False: _LastStep(), True: _LastStep()}
         self._last = self._lasts[False]
@@ -140,7 +140,7 @@ class Consensus:
                 self._replay()
                 self._check()
             self._compare(digest)
-            self._last.expected = [(Op.SUM, peers, 0) for peers in self.peers]
+            self._last.expected = [(Op.SUM, rank_group, 0) for rank_group in self.rank_groups]
             self._last.digest, self._agreed, self._guarded = digest, not self._apart, True
         elif not self._apart and not any(count for _, _, count in self._last.expected):
             self._replay()
@@ -174,21 +174,21 @@ class Consensus:
 
     # Rounds of reductions
 
-    def reduce(self, op: Op, peers: RankGroup, numbers: Any) -> Any:
+    def reduce(self, op: Op, rank_group: RankGroup, numbers: Any) -> Any:
         """All-reduces a vector in float64 over a rank group."""
-        self._sent.append((op, peers, len(numbers)))
+        self._sent.append((op, rank_group, len(numbers)))
         if op is Op.SUM and self._open and not self._agreed:
-            result, self._words = self._joint(peers, numbers, self._words)
+            result, self._words = self._joint(rank_group, numbers, self._words)
         elif op is Op.SUM and self._begun and not self._open and not self._guarded:
-            result, self._failures = self._joint(peers, numbers, self._failures)
+            result, self._failures = self._joint(rank_group, numbers, self._failures)
         else:
-            result = self._send(op, peers, numbers)
+            result = self._send(op, rank_group, numbers)
         return result
 
     def close(self) -> None:
         """Ends a round. At the end of the first round, RulecError where the ranks do not agree."""
-        told = {peers for op, peers, _ in self._sent if op is Op.SUM}
-        missing = [peers for peers in self.peers if peers not in told]
+        told = {rank_group for op, rank_group, _ in self._sent if op is Op.SUM}
+        missing = [rank_group for rank_group in self.rank_groups if rank_group not in told]
         if self._open:
             self._close_first(missing)
         elif self._begun and not self._guarded and len(self._rounds) + 1 == len(self._later):
@@ -205,55 +205,55 @@ class Consensus:
         self.failure.turn += 1
 
     def _close_first(self, missing: Sequence[RankGroup]) -> None:
-        for peers in missing:
+        for rank_group in missing:
             if self._agreed:
-                self._sent.append((Op.SUM, peers, 0))
+                self._sent.append((Op.SUM, rank_group, 0))
             else:
-                self.reduce(Op.SUM, peers, np.zeros(0))
+                self.reduce(Op.SUM, rank_group, np.zeros(0))
 
     def _tell_others(self, missing: Sequence[RankGroup]) -> None:
         """Tells rank groups without a sum in the last round whether a rank has failed."""
-        for peers in missing:
-            _, self._failures = self._joint(peers, np.zeros(0), self._failures)
+        for rank_group in missing:
+            _, self._failures = self._joint(rank_group, np.zeros(0), self._failures)
 
-    def assigned(self, peers: RankGroup, works: Sequence[Work], chosen: Assignment) -> None:
+    def assigned(self, rank_group: RankGroup, works: Sequence[Work], chosen: Assignment) -> None:
         """Records the owner ranks of tensors, and their work."""
-        self.traffic.assigned(peers, works, chosen)
+        self.traffic.assigned(rank_group, works, chosen)
 
-    def exchanged(self, peers: Any, schedule: Schedule) -> None:
+    def exchanged(self, rank_group: Any, schedule: Schedule) -> None:
         """Records matrices that travel to their owner ranks and back."""
-        self.traffic.exchanged(peers, schedule, peers.device().type)
+        self.traffic.exchanged(rank_group, schedule, rank_group.device().type)
 
-    def _send(self, op: Op, peers: Any, numbers: Any, of_host: bool = False) -> Any:
+    def _send(self, op: Op, rank_group: Any, numbers: Any, of_host: bool = False) -> Any:
         """All-reduces a message. `of_host` says that it has no values, but words: in all ranks alike."""
-        self.traffic.reduced(peers, len(numbers), peers.device(of_host).type)
+        self.traffic.reduced(rank_group, len(numbers), rank_group.device(of_host).type)
         if not self._waits:
             self._on_their_way = [sent for sent in self._on_their_way if not sent.work.is_completed()]
-            self._on_their_way.append(peers.tell(op, numbers, of_host))
+            self._on_their_way.append(rank_group.start_reduce(op, numbers, of_host))
             return numbers
         try:
-            return peers.reduce(op, numbers, of_host)
+            return rank_group.reduce(op, numbers, of_host)
         except Unreached:
             self._open = self._begun = False  # no message can reach another rank
             raise
 
-    def _joint(self, peers: RankGroup, numbers: Any, words: Any) -> tuple[Any, Any]:
+    def _joint(self, rank_group: RankGroup, numbers: Any, words: Any) -> tuple[Any, Any]:
         """All-reduces a vector and words, in one message of sums."""
         count, of_host = len(words), not len(numbers)
         if isinstance(numbers, Tensor):
             joint = torch.cat([numbers, torch.as_tensor(words, device=numbers.device)])
-            result = self._send(Op.SUM, peers, joint, of_host)
+            result = self._send(Op.SUM, rank_group, joint, of_host)
         else:
-            result = self._send(Op.SUM, peers, np.concatenate([numbers, _on_host(words)]), of_host)
+            result = self._send(Op.SUM, rank_group, np.concatenate([numbers, _on_host(words)]), of_host)
         return result[:-count], result[-count:]
 
     def _replay(self) -> None:
         """Sends the messages of the first round of the last step with zeros: other ranks may wait for them."""
-        for op, peers, count in self._last.expected:
+        for op, rank_group, count in self._last.expected:
             if op is Op.SUM:
-                _, self._words = self._joint(peers, np.zeros(count), self._words)
+                _, self._words = self._joint(rank_group, np.zeros(count), self._words)
             else:
-                self._send(op, peers, np.zeros(count))
+                self._send(op, rank_group, np.zeros(count))
         self.traffic.end_round()
 
     # Failure
@@ -306,8 +306,8 @@ class Consensus:
             self._of_all(Op.SUM, self._failures)
             return self._told()
         for messages in later:
-            for op, peers, count in messages:
-                self.reduce(op, peers, np.zeros(count))
+            for op, rank_group, count in messages:
+                self.reduce(op, rank_group, np.zeros(count))
             self.close()
         return self._told()
 
@@ -372,8 +372,8 @@ class Consensus:
 
     def _of_all(self, op: Op, numbers: Any) -> Any:
         """All-reduces numbers over all ranks, in a message of their own."""
-        for peers in self.peers:
-            numbers = self._send(op, peers, numbers, of_host=True)
+        for rank_group in self.rank_groups:
+            numbers = self._send(op, rank_group, numbers, of_host=True)
         self.traffic.end_round()
         return numbers
 

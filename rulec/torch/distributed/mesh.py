@@ -91,7 +91,7 @@ class MeshGroup:
             torch.distributed.all_reduce(here, getattr(torch.distributed.ReduceOp, _OPS[op]), group=self.group)
         return here.to(sent.device) if isinstance(numbers, Tensor) else here.cpu().numpy()
 
-    def tell(self, op: Op, numbers: Any, of_host: bool = False) -> SentMessage:
+    def start_reduce(self, op: Op, numbers: Any, of_host: bool = False) -> SentMessage:
         """Begins to all-reduce a vector without waiting: a tensor, which the result takes the place of, or an array."""
         sent = numbers if isinstance(numbers, Tensor) else torch.from_numpy(np.array(numbers, np.float64))
         here = sent.to(self.device(of_host))
@@ -152,7 +152,7 @@ def whole_of(param: Any, spread: bool, section: Section | None = None) -> Global
         return None
     mesh = param.device_mesh
     axes = [i for i, placed in enumerate(param.placements) if not placed.is_replicate() and mesh.size(i) > 1]
-    cuts = tuple((param.placements[axis].dim, _peers_along(mesh, (axis,))) for axis in axes)
+    cuts = tuple((param.placements[axis].dim, _group_along(mesh, (axis,))) for axis in axes)
     lies = _spread(param, section) if spread and axes else None
     shape = tuple(param.shape) if section is None else section.shape(param.shape)
     return GlobalTensor(shape, cuts, place_of(param, section) or Piece(), indices_here(param, section), lies)
@@ -171,15 +171,15 @@ def _spread_along(
     param: Any, section: Section | None, axes: tuple[int, ...], alone: Sharding | None
 ) -> Sharding | None:  # fmt: skip
     """The sharding over the ranks along these dimensions of the mesh."""
-    mesh, peers = param.device_mesh, _peers_along(param.device_mesh, axes)
-    ranks = torch.distributed.get_process_group_ranks(peers.group)
+    mesh, rank_group = param.device_mesh, _group_along(param.device_mesh, axes)
+    ranks = torch.distributed.get_process_group_ranks(rank_group.group)
     rectangles = rectangles_of(param, ranks, section)
     if rectangles is None:
         return None
     cut = [axis for axis, placed in enumerate(param.placements) if not placed.is_replicate()]
     places = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in ranks]
     coordinates = tuple(tuple((at[axis], mesh.size(axis)) for axis in cut) for at in places)
-    return Sharding(peers, Division(rectangles), coordinates, alone)
+    return Sharding(rank_group, Division(rectangles), coordinates, alone)
 
 
 def _long_axes(mesh: Any) -> tuple[int, ...]:
@@ -187,12 +187,12 @@ def _long_axes(mesh: Any) -> tuple[int, ...]:
     return tuple(axis for axis in range(mesh.ndim) if mesh.size(axis) > 1)
 
 
-def _all_peers(mesh: Any) -> MeshGroup:
+def _group_of_all(mesh: Any) -> MeshGroup:
     """The group of all ranks of a mesh."""
-    return _peers_along(mesh, _long_axes(mesh))
+    return _group_along(mesh, _long_axes(mesh))
 
 
-def _peers_along(mesh: Any, axes: tuple[int, ...]) -> MeshGroup:
+def _group_along(mesh: Any, axes: tuple[int, ...]) -> MeshGroup:
     """The group of this rank and the other ranks along these dimensions of a mesh."""
     one = mesh.get_group(axes[0]) if len(axes) == 1 else _joint_group(torch.distributed.group.WORLD, mesh, axes)
     return MeshGroup(one, _name(mesh, axes), mesh.device_type)
@@ -219,7 +219,7 @@ def _joint_group(world: Any, mesh: Any, axes: tuple[int, ...]) -> Any:
 class ShardRanks:
     """The ranks with shards of a tensor; `first` says whether this rank has the first replica of its shard in them."""
 
-    peers: MeshGroup
+    rank_group: MeshGroup
     first: bool
 
 
@@ -233,8 +233,8 @@ def shard_ranks_of(params: Sequence[Any]) -> dict[int, ShardRanks]:
     for param in split:
         cut = {axis for axis in _long_axes(param.device_mesh) if not param.placements[axis].is_replicate()}
         along.setdefault(param.device_mesh, set()).update(cut)
-    groups = {mesh: _peers_along(mesh, tuple(sorted(axes))) for mesh, axes in along.items() if axes}
-    alike = {_ranks(peers): peers for peers in reversed([*groups.values()])}
+    groups = {mesh: _group_along(mesh, tuple(sorted(axes))) for mesh, axes in along.items() if axes}
+    alike = {_ranks(rank_group): rank_group for rank_group in reversed([*groups.values()])}
     return {
         id(param): ShardRanks(alike[_ranks(groups[param.device_mesh])], _is_first(param, along[param.device_mesh]))
         for param in split
@@ -248,7 +248,7 @@ def _is_first(param: Any, axes: Collection[int]) -> bool:
     return all(here[axis] == 0 for axis in axes if param.placements[axis].is_replicate())
 
 
-def meeting_of(
+def consensus_of(
     routed: Sequence[tuple[Any, Rule]], before: Consensus | None, across: Across | None,
     meets: Callable[[Rule], bool] = sees_more,
 ) -> Consensus | None:  # fmt: skip
@@ -262,27 +262,27 @@ def meeting_of(
     if across is not None:
         for mesh in {param.device_mesh for param, _ in routed if is_dtensor(param)}:
             _check_apart(mesh, across)
-    peers = [peers for param, rule in routed if meets(rule) for peers in _meeting_peers(param, rule)]
-    _check_devices(peers)
+    rank_groups = [rank_group for param, rule in routed if meets(rule) for rank_group in _consensus_groups(param, rule)]
+    _check_devices(rank_groups)
     if before is None:
-        return Consensus(_outermost(peers)) if peers else None
-    before.peers = _outermost([*before.peers, *peers])
+        return Consensus(_outermost(rank_groups)) if rank_groups else None
+    before.rank_groups = _outermost([*before.rank_groups, *rank_groups])
     return before
 
 
-def _outermost(peers: Sequence[Any]) -> list[Any]:
+def _outermost(rank_groups: Sequence[Any]) -> list[Any]:
     """The rank groups without subsets of others: a rank that agrees with a group agrees with its subsets."""
-    ranks = {each: _ranks(each) for each in peers}
+    ranks = {each: _ranks(each) for each in rank_groups}
     return [each for each in ranks if not any(ranks[each] < other for other in ranks.values())]
 
 
-def _check_devices(peers: Sequence[Any]) -> None:
+def _check_devices(rank_groups: Sequence[Any]) -> None:
     """HyperError where a rank group serves no device of this process."""
-    for each in dict.fromkeys(peers):
+    for each in dict.fromkeys(rank_groups):
         each.device()
 
 
-def first_meeting_of(params: Sequence[Any]) -> Consensus | None:
+def first_consensus_of(params: Sequence[Any]) -> Consensus | None:
     """The consensus of ranks with shards of the same DTensors, for a comparison before the first step.
 
     None where no DTensor is sharded over several ranks; fake tensors do not count.
@@ -291,13 +291,13 @@ def first_meeting_of(params: Sequence[Any]) -> Consensus | None:
         param.device_mesh for param in params if is_dtensor(param) and not is_fake(local_tensor(param))
     )
     here = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
-    peers = _outermost([_peers_along(mesh, (axis,)) for mesh in here for axis in _long_axes(mesh)])
-    _check_devices(peers)
-    return Consensus(peers) if peers else None
+    rank_groups = _outermost([_group_along(mesh, (axis,)) for mesh in here for axis in _long_axes(mesh)])
+    _check_devices(rank_groups)
+    return Consensus(rank_groups) if rank_groups else None
 
 
-def _ranks(peers: Any) -> frozenset[int]:
-    return frozenset(torch.distributed.get_process_group_ranks(peers.group))
+def _ranks(rank_group: Any) -> frozenset[int]:
+    return frozenset(torch.distributed.get_process_group_ranks(rank_group.group))
 
 
 def _check_apart(mesh: Any, across: Across) -> None:
@@ -310,7 +310,7 @@ def _check_apart(mesh: Any, across: Across) -> None:
         )
 
 
-def _meeting_peers(param: Any, rule: Rule) -> list[RankGroup]:
+def _consensus_groups(param: Any, rule: Rule) -> list[RankGroup]:
     """The rank groups that must agree on a parameter's step: one for each dimension of its mesh.
 
     Together they are all ranks of the mesh. Replicas send one another their agreement alone; without it, one would step
@@ -321,9 +321,9 @@ def _meeting_peers(param: Any, rule: Rule) -> list[RankGroup]:
         return []
     mesh = param.device_mesh
     if has_matrices(rule):
-        return [_all_peers(mesh)]
+        return [_group_of_all(mesh)]
     replicated = [axis for axis in _long_axes(mesh) if param.placements[axis].is_replicate()]
-    return [*(peers for _, peers in whole.cuts), *(_peers_along(mesh, (axis,)) for axis in replicated)]
+    return [*(rank_group for _, rank_group in whole.cuts), *(_group_along(mesh, (axis,)) for axis in replicated)]
 
 
 #: torch's register of modules that were sharded, or replicated: all ranks have the same.

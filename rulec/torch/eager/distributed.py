@@ -43,7 +43,7 @@ class Replicas:
         # Otherwise DDP would make every gradient anew at the end of the backward pass.
         model.reducer._set_optimizer_in_backward()
 
-    def tell(self, owner: Any) -> None:
+    def report_to(self, owner: Any) -> None:
         """Has `owner.arrived(place)` called for reduced gradients, until the owner is gone or closed."""
         self._owner = weakref.ref(owner)
 
@@ -134,7 +134,7 @@ class Reducer:
     def attach(self, owner: Any) -> None:
         """Has reduced gradients reported to `owner`, instead of by hooks on the parameters."""
         if self._replicas is not None:
-            self._replicas.tell(owner)
+            self._replicas.report_to(owner)
 
     def outside(self, parameter_index: ParameterIndex) -> set[int]:
         """The indices of the parameters on which there must be no hook."""

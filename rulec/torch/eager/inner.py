@@ -192,7 +192,7 @@ class RuleInner(Inner):
             else:
                 super().fire_last(places, grads, arrived)
         except BaseException:
-            for refusing in (*together, options.totals):
+            for refusing in (*together, options.reducer):
                 if refusing is not None:
                     refusing.refuse()
             raise
@@ -223,7 +223,7 @@ class RuleInner(Inner):
                 self.optimizer._compare()
 
     def refuse(self) -> None:
-        if self._late or self.optimizer._options.totals is not None:
+        if self._late or self.optimizer._options.reducer is not None:
             self.optimizer.refuse()
 
     def _fire(self, places: tuple[int, ...], grads: Sequence[Tensor], meets: bool, arrived: bool) -> None:

@@ -26,7 +26,7 @@ from rulec.runtime.statistics import Statistics, WatchSchedule
 from rulec.runtime.storage.options import Storage
 from rulec.torch.distributed.consensus import Consensus
 from rulec.torch.distributed.cross_process import Across
-from rulec.torch.distributed.totals import Totals
+from rulec.torch.distributed.statistics_reducer import StatisticsReducer
 from rulec.torch.groups.interface import ASKING, Interface, StateDtype
 from rulec.torch.tensors.fake import ShapesBackend, is_fake
 
@@ -81,7 +81,7 @@ class Options:
 
     `capturable` asks for step counts and scalars on the device, where groups do not say it; `across` has the ranks
     over which values of groups and the model are reduced, `coordinator` is the consensus of ranks with the same
-    tensors, None where none are reduced, and `totals` completes statistics of shards. `order` has the indices of
+    tensors, None where none are reduced, and `reducer` completes statistics of shards. `order` has the indices of
     parameters in the first rank's order, or is empty.
     `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`, and `seed` that
     of its random numbers where no rule draws any. `watch` are statistics to measure, in the steps of `schedule`.
@@ -94,7 +94,7 @@ class Options:
     capturable: bool = False
     across: Across | None = None
     coordinator: Consensus | None = None
-    totals: Totals | None = None
+    reducer: StatisticsReducer | None = None
     order: tuple[int, ...] = ()
     weights: str = ""
     seed: int = 0
@@ -109,9 +109,9 @@ class Options:
         return [processes for processes in (self.across, self.coordinator) if processes is not None]
 
     @property
-    def everyone(self) -> list[Across | Consensus | Totals]:
-        """The same rank groups, and the totals of statistics."""
-        return [*self.processes, *([] if self.totals is None else [self.totals])]
+    def everyone(self) -> list[Across | Consensus | StatisticsReducer]:
+        """The same rank groups, and the reducer of statistics."""
+        return [*self.processes, *([] if self.reducer is None else [self.reducer])]
 
     @property
     def due(self) -> bool:

@@ -87,8 +87,8 @@ def largest_shard(ref: TensorRef) -> int | None:
     if whole is None:
         return None
     shape = [*whole.shape]
-    for dimension, peers in whole.cuts:
-        shape[dimension] = -(-shape[dimension] // peers.size)
+    for dimension, rank_group in whole.cuts:
+        shape[dimension] = -(-shape[dimension] // rank_group.size)
     return math.prod(shape)
 
 

@@ -44,10 +44,10 @@ class OptimizerStep(StepTensors):
     ) -> None:
         super().__init__(interface, groups, saved, options, strict)
         self._together, schedule = self.options.processes, self.options.schedule
-        totals = self.options.totals is not None and schedule is not None and schedule.every == 1
+        completes = self.options.reducer is not None and schedule is not None and schedule.every == 1
         more = (interface.inputs, interface.passes.count, interface.evaluates, interface.skips, interface.shared)
         #: Whether a step may be repeated: it does no more than its kernels.
-        self._repeats = not (any(more) or self._together or self.offload is not None or totals)
+        self._repeats = not (any(more) or self._together or self.offload is not None or completes)
 
     def step(
         self, groups: Sequence[dict[str, Any]], inputs: Inputs | None = None, scaling: Scaling | None = None

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rulec.language.rule import Rule
 from rulec.runtime.statistics import checked_words, waits_for_shards
-from rulec.torch.distributed.mesh import meeting_of
-from rulec.torch.distributed.totals import totals_of
+from rulec.torch.distributed.mesh import consensus_of
+from rulec.torch.distributed.statistics_reducer import reducer_of
 from rulec.torch.groups.capture import is_asked
 from rulec.torch.groups.options import Options
 from rulec.torch.tensors.dtensor import sees_more
@@ -33,6 +33,6 @@ def with_ranks(
             return True
         return bool(words) and waits_for_shards(rule, words, options.across is not None, resident)
 
-    coordinator = meeting_of(routed, options.coordinator, options.across, meets)
-    totals = totals_of(params, options.totals) if words else None
-    return replace(options, coordinator=coordinator, totals=totals)
+    coordinator = consensus_of(routed, options.coordinator, options.across, meets)
+    reducer = reducer_of(params, options.reducer) if words else None
+    return replace(options, coordinator=coordinator, reducer=reducer)

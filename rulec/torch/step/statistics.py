@@ -25,9 +25,9 @@ class StepMeasurements:
         options: Options,
     ) -> None:  # fmt: skip
         self._engines, self._routes = engines, routes
-        self._schedule, self._totals = options.schedule, options.totals
+        self._schedule, self._reducer = options.schedule, options.reducer
         #: The ranks with shards of each tensor whose statistics they complete together, by its identity.
-        self._shard_ranks = {} if self._totals is None else _shard_ranks(routes, tensor_refs)
+        self._shard_ranks = {} if self._reducer is None else _shard_ranks(routes, tensor_refs)
         #: The statistics from before the engines were built, until some are measured.
         self._earlier: StepStatistics | None = None
 
@@ -47,14 +47,14 @@ class StepMeasurements:
         if self._schedule is not None:
             for engine in self._engines:
                 engine.statistics.check_apart("a backward pass that updates")
-            if self._totals is not None:
-                self._totals.open(self._schedule.due)
+            if self._reducer is not None:
+                self._reducer.open(self._schedule.due)
         self.begin()
 
     def complete(self) -> None:
         """Sends the statistics of shards in this step to the ranks that complete them."""
-        if self._totals is not None and self._schedule is not None:
-            self._totals.send(self._schedule.steps, [engine.statistics for engine in self._engines], self._shard_ranks)
+        if self._reducer is not None and self._schedule is not None:
+            self._reducer.send(self._schedule.steps, [engine.statistics for engine in self._engines], self._shard_ranks)
 
     def end(self, taken: bool) -> None:
         """Ends a step: counts it where it was taken; else the statistics of the last one are there again."""

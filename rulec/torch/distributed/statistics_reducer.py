@@ -1,4 +1,4 @@
-"""The totals of a step's statistics over shards: one message to the ranks of a mesh, after the step is written.
+"""The reduction of a step's statistics over shards: one message to the ranks of a mesh, after the step is written.
 
 A step leaves the reductions of local shards. All of them travel in one sum: a maximum or minimum has a number for each
 rank there, zero but for that of its rank. Nobody waits for the message but a reader of the statistics. Its words say
@@ -48,20 +48,20 @@ class _Row:
     places: Tensor | None
     counted: Tensor | None
 
-    def sent(self, numbers: Any, peers: MeshGroup) -> Tensor:
+    def sent(self, numbers: Any, rank_group: MeshGroup) -> Tensor:
         """The numbers of this rank in a message."""
         here = torch.as_tensor(numbers).to(torch.float64).reshape(-1)
         if self.places is not None:
             here = here[self.places.to(here.device)]
         if self.op is Op.SUM:
             return here if self.counted is None else torch.where(self.counted.to(here.device), here, 0.0)
-        slots = here.new_zeros(peers.size, self.count)
-        slots[peers.rank] = here
+        slots = here.new_zeros(rank_group.size, self.count)
+        slots[rank_group.rank] = here
         return slots.reshape(-1)
 
-    def length(self, peers: MeshGroup) -> int:
+    def length(self, rank_group: MeshGroup) -> int:
         """The number of its numbers in a message."""
-        return self.count if self.op is Op.SUM else self.count * peers.size
+        return self.count if self.op is Op.SUM else self.count * rank_group.size
 
     def received(self, part: Tensor, numbers: Any) -> Any:
         """The reductions of whole tensors, in an array like `numbers`, the local ones."""
@@ -77,7 +77,7 @@ class _Row:
 class _Layout:
     """The rows of a message to a group, its numbers beside the words, and a digest that is the same in all ranks."""
 
-    peers: MeshGroup
+    rank_group: MeshGroup
     rows: Sequence[_Row]
     length: int
     digest: int
@@ -102,7 +102,7 @@ class _Message:
             problem = self._problem or _problem_of(self._sent.result[:_WORDS].tolist())
             if problem:
                 raise RulecError(problem)
-            lengths = [row.length(self._layout.peers) for row in self._layout.rows]
+            lengths = [row.length(self._layout.rank_group) for row in self._layout.rows]
             self._parts = [*self._sent.result[_WORDS:].split(lengths)]
         return self._parts
 
@@ -131,7 +131,7 @@ class _Whole(Mapping[str, Any]):
         return len(self._local)
 
 
-class Totals:
+class StatisticsReducer:
     """Completes the statistics of steps over the ranks with other shards of the same tensors.
 
     Each step with statistics sends one message to each group of ranks, taken or not. Where the reductions are others
@@ -141,7 +141,7 @@ class Totals:
     def __init__(self) -> None:
         #: The digest and the length of the last message to each group.
         self._expected: dict[MeshGroup, tuple[int, int]] = {}
-        self.peers: list[MeshGroup] = []
+        self.rank_groups: list[MeshGroup] = []
         self.traffic = Traffic()
         self._open = False
         self._on_their_way: list[_Message] = []
@@ -180,9 +180,9 @@ class Totals:
         if not self._open:
             return
         self._open = False
-        for peers in self.peers:
-            digest, length = self._expected.get(peers, (0, 0))
-            self._refused.append((peers, self._tell(peers, _words(0, digest, failed=1), length)))
+        for rank_group in self.rank_groups:
+            digest, length = self._expected.get(rank_group, (0, 0))
+            self._refused.append((rank_group, self._start_reduce(rank_group, _words(0, digest, failed=1), length)))
 
     def send(self, step: int, engines: Sequence[Statistics], ranks: Mapping[int, ShardRanks]) -> None:
         """Sends the reductions of this step, as its engines have left them, to be completed for their reader.
@@ -199,8 +199,8 @@ class Totals:
             message.wait()
         self._on_their_way = []
         whole = [_Whole(known.reduced) for known in portions]
-        for peers in self.peers:
-            layout = self._layouts[peers]
+        for rank_group in self.rank_groups:
+            layout = self._layouts[rank_group]
             message = self._sent(layout, step, portions)
             self._on_their_way.append(message)
             for number, row in enumerate(layout.rows):
@@ -213,58 +213,62 @@ class Totals:
         """The layout of each group for these portions, as before where they are as before."""
         like = (*(known.version for known in portions), *(t for known in portions for t in known.tensors))
         same = len(like) == len(self._like) and all(a is b for a, b in zip(like, self._like, strict=True))
-        if not same or [*self._layouts] != self.peers:
+        if not same or [*self._layouts] != self.rank_groups:
             self._like = like
-            self._layouts = {peers: _layout(peers, portions, ranks) for peers in self.peers}
+            self._layouts = {rank_group: _layout(rank_group, portions, ranks) for rank_group in self.rank_groups}
 
     def _sent(self, layout: _Layout, step: int, portions: Sequence[LaunchStatistics]) -> _Message:
         """The message of this step to a group, on its way."""
-        peers, digest, length = layout.peers, layout.digest, layout.length
-        if self._expected.get(peers) != (digest, length):
-            problem = self._changed(peers, step, digest)
+        rank_group, digest, length = layout.rank_group, layout.digest, layout.length
+        if self._expected.get(rank_group) != (digest, length):
+            problem = self._changed(rank_group, step, digest)
             if problem:
                 return _Message(layout, None, problem)
-            self._expected[peers] = digest, length
-        numbers = [row.sent(portions[row.portion].reduced[row.name], peers) for row in layout.rows]
-        return _Message(layout, self._tell(peers, _words(step, digest), length, numbers))
+            self._expected[rank_group] = digest, length
+        numbers = [row.sent(portions[row.portion].reduced[row.name], rank_group) for row in layout.rows]
+        return _Message(layout, self._start_reduce(rank_group, _words(step, digest), length, numbers))
 
-    def _changed(self, peers: MeshGroup, step: int, digest: int) -> str:
+    def _changed(self, rank_group: MeshGroup, step: int, digest: int) -> str:
         """Tells the ranks that the reductions are others than before. Returns why they do not all have the same."""
-        sent = self._tell(peers, _words(step, digest, changed=1), self._expected.get(peers, (0, 0))[1])
+        sent = self._start_reduce(
+            rank_group, _words(step, digest, changed=1), self._expected.get(rank_group, (0, 0))[1]
+        )
         sent.wait()
         ranks, failed, changed, *sums = sent.result[:_WORDS].tolist()
         return _problem_of([ranks, failed, 0 if changed == ranks else changed, *sums])
 
-    def _tell(self, peers: MeshGroup, words: Sequence[float], length: int, numbers: Sequence[Tensor] = ()) -> Any:
+    def _start_reduce(
+        self, rank_group: MeshGroup, words: Sequence[float], length: int, numbers: Sequence[Tensor] = ()
+    ) -> Any:
         """Sends words, and numbers, zeros by default."""
-        device = peers.device()
-        self.traffic.reduced(peers, len(words) + length, device.type)
+        device = rank_group.device()
+        self.traffic.reduced(rank_group, len(words) + length, device.type)
         self.traffic.end_round()
         first = torch.tensor(words, dtype=torch.float64, device=device)
         rest = [part.to(device) for part in numbers] or [first.new_zeros(length)]
-        return peers.tell(Op.SUM, torch.cat([first, *rest]))
+        return rank_group.start_reduce(Op.SUM, torch.cat([first, *rest]))
 
 
-def totals_of(params: Sequence[Any], before: Totals | None) -> Totals | None:
-    """The totals for sharded parameters: `before`, or new ones; None where no parameter is sharded."""
-    groups = [*dict.fromkeys(each.peers for each in shard_ranks_of(params).values())]
+def reducer_of(params: Sequence[Any], before: StatisticsReducer | None) -> StatisticsReducer | None:
+    """The reducer for sharded parameters: `before`, or new ones; None where no parameter is sharded."""
+    groups = [*dict.fromkeys(each.rank_group for each in shard_ranks_of(params).values())]
     if any(map(is_fake, params)) or not groups:
         return None
-    totals = before or Totals()
-    totals.peers = groups
-    return totals
+    reducer = before or StatisticsReducer()
+    reducer.rank_groups = groups
+    return reducer
 
 
 def _rows(
-    peers: MeshGroup, portions: Sequence[LaunchStatistics], ranks: Mapping[int, ShardRanks]
+    rank_group: MeshGroup, portions: Sequence[LaunchStatistics], ranks: Mapping[int, ShardRanks]
 ) -> Iterator[_Row]:  # fmt: skip
     """The reductions of local shards that statistics wait for, of the tensors of one group."""
     for number, known in enumerate(portions):
         every = [ranks.get(id(tensor)) for tensor in known.tensors]
-        places = [i for i, each in enumerate(every) if each is not None and each.peers == peers]
+        places = [i for i, each in enumerate(every) if each is not None and each.rank_group == rank_group]
         if not places:
             continue
-        counted = [each.first for each in every if each is not None and each.peers == peers]
+        counted = [each.first for each in every if each is not None and each.rank_group == rank_group]
         row = partial(
             _Row, count=len(places), places=torch.tensor(places) if len(places) < len(every) else None,
             counted=None if all(counted) else torch.tensor(counted),
@@ -276,16 +280,16 @@ def _rows(
 
 
 def _layout(
-    peers: MeshGroup, portions: Sequence[LaunchStatistics], ranks: Mapping[int, ShardRanks]
+    rank_group: MeshGroup, portions: Sequence[LaunchStatistics], ranks: Mapping[int, ShardRanks]
 ) -> _Layout:  # fmt: skip
     told = {}
-    for row in _rows(peers, portions, ranks):
+    for row in _rows(rank_group, portions, ranks):
         known = portions[row.portion]
-        numbers = [t.number for t in known.tensors if id(t) in ranks and ranks[id(t)].peers == peers]
+        numbers = [t.number for t in known.tensors if id(t) in ranks and ranks[id(t)].rank_group == rank_group]
         told[row] = numbers, row.name, row.op.name, known.version.program.name
     rows = sorted(told, key=told.__getitem__)  # updates inside a backward pass have another order in each rank
     digest = zlib.crc32(repr([told[row] for row in rows]).encode()) & ((1 << 2 * _PART) - 1)
-    return _Layout(peers, rows, sum(row.length(peers) for row in rows), digest)
+    return _Layout(rank_group, rows, sum(row.length(rank_group) for row in rows), digest)
 
 
 def _words(step: int, digest: int, failed: int = 0, changed: int = 0) -> list[float]:
