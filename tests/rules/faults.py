@@ -316,4 +316,10 @@ CODE_FAULTS = (
         "with this step's, as the paper has it",
         "sophia", "tests/rules/test_inputs.py:test_optax_s_sophia_steps_with_the_diagonal_of_the_step_before",
     ),
+    CodeFault(
+        "pytorch_optimizer.BSAM",
+        "leaves the weights where they climbed to, and multiplies the gradient by the weight decay",
+        "goes back, and adds the decayed weights, as the authors' code does", "bsam",
+        "tests/rules/test_passes.py:test_bsam_of_pytorch_optimizer_climbs",
+    ),
 )  # fmt: skip

@@ -47,6 +47,7 @@ from tests.rules.printed_moments import (
     ScAdagrad,
 )
 from tests.rules.printed_prodigy import ProdigyScheduleFree
+from tests.rules.printed_subspaces import Suds
 
 _NOISE = "of the same random numbers, which are Philox4x32-10"
 _ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6}
@@ -132,6 +133,9 @@ FURTHER_REDUCING: tuple[Peer, ...] = (
     printed_peer(
         "transforms/zclip >> sgd", "the paper's algorithm", ZClip,
         {"lr": 0.05, "z_thresh": 0.5, "z_alpha": 0.8, "clip_after": 4, "z_eps": 1e-6},
+    ),
+    printed_peer(
+        "suds_adamw", "HeavyBall's formula", Suds, {**_ADAM, "eps": 1e-4, "weight_decay": 0.07, "precond_lr": 0.02},
     ),
     printed_peer(
         "prodigy_schedule_free", "the formulas of the authors' code", ProdigyScheduleFree,

@@ -13,6 +13,7 @@ import optax
 import pytorch_optimizer
 import torch
 
+from rulec.array_api import random
 from tests.rules.runs import Array, Hyper
 
 #: Gradients at parameters.
@@ -139,6 +140,40 @@ class Korpelevich:
         return [p.copy() for p in self.now]
 
 
+class BayesianSAM:
+    """The authors' code of Möllenhoff and Khan (2023), without parts of a batch; our random numbers, none at first."""
+
+    def __init__(self, hyper: Hyper) -> None:
+        self.hyper, self.w, self.gradient, self.t = hyper, start(), gradient_of(), 0
+        self.gm = [np.zeros_like(w) for w in self.w]
+        self.s = [np.full_like(w, hyper["initial"]) for w in self.w]
+
+    def noise(self, i: int) -> Array:
+        """The distance of the random point, by the numbers that are drawn at the end of the last step."""
+        if not self.t:
+            return np.zeros_like(self.w[i])
+        drawn = random.normal(self.w[i].size // self.copies(i), seed=0, tensor=i, draw=0, step=self.t)
+        return np.sqrt(1 / (self.hyper["num_data"] * self.s[i])) * drawn.reshape(self.w[i].shape[-2:])
+
+    def copies(self, i: int) -> int:
+        """The matrices of a tensor, which have the same draw."""
+        return int(np.prod(self.w[i].shape[:-2]))
+
+    def step(self) -> None:
+        h = self.hyper
+        noisy = self.gradient([w + self.noise(i) for i, w in enumerate(self.w)])
+        self.t += 1
+        grads = self.gradient([w + h["rho"] * g / s for w, g, s in zip(self.w, noisy, self.s, strict=True)])
+        for i, (w, g) in enumerate(zip(self.w, grads, strict=True)):
+            self.gm[i] = h["beta1"] * self.gm[i] + (1 - h["beta1"]) * (g + h["weight_decay"] * w)
+            self.w[i] = w - h["lr"] * self.gm[i] / self.s[i]
+            gs = np.sqrt(self.s[i] * noisy[i] ** 2)
+            self.s[i] = h["beta2"] * self.s[i] + (1 - h["beta2"]) * (gs + h["damping"] + h["weight_decay"])
+
+    def params(self) -> list[Array]:
+        return [w.copy() for w in self.w]
+
+
 @dataclass(frozen=True)
 class PassPeer:
     """One row: a composition of ours with these hyper-parameters, and who else computes it."""
@@ -209,6 +244,14 @@ PASSES: tuple[PassPeer, ...] = (
     PassPeer(
         "vasso(adamw)", "the paper's algorithm around torch.optim.AdamW",
         {**_ADAMW, "rho": 0.1, "theta": 0.3, "sam_eps": 0}, VarianceSuppressed, "",
+    ),
+    PassPeer(
+        "bsam", "the authors' code",
+        {
+            "lr": 0.05, "beta1": 0.8, "beta2": 0.9, "weight_decay": 0.1, "rho": 0.1, "damping": 0.3, "num_data": 50,
+            "initial": 1.2,
+        },
+        BayesianSAM, "with our random numbers, and none in the first step",
     ),
     PassPeer("extragradient(sgd)", "the method as it is printed", {"lr": 0.05}, Korpelevich, ""),
     PassPeer("asam(adamw)", "pytorch_optimizer.SAM", {**_ADAMW, "rho": 0.3}, _around("SAM", "rho", adaptive=True)),

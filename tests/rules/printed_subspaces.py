@@ -8,6 +8,7 @@ import numpy as np
 
 from rulec.compiler.matrix import MATRIX
 from rulec.language.expr.node import Op
+from tests.rules.printed import Printed
 from tests.rules.printed_decomposed import WithAdam
 from tests.rules.runs import Array, Hyper
 
@@ -99,3 +100,29 @@ class Frugal(WithAdam):
         spread = np.sqrt(second) / np.sqrt(1 - h["beta2"] ** (count + 1)) + h["eps"]
         active = span @ (first / spread / (1 - h["beta1"] ** (count + 1)))
         return np.asarray(active + h["inactive_scale"] * np.sign(g - span @ low))
+
+
+class Suds(Printed):
+    """HeavyBall's SUDSAdamW, whose reflection is a whole matrix here."""
+
+    def __init__(self, params: Sequence[Array]) -> None:
+        super().__init__(params)
+        self.leading: dict[int, Array] = {}
+
+    def update(self, i: int, g: Array, h: Hyper) -> None:
+        flat, first = g.reshape(-1), i not in self.leading
+        if first:
+            self.leading[i] = flat / max(float(np.linalg.norm(flat)), 1e-8)
+            return
+        q, steps = self.leading[i], self.t - 1
+        way = np.eye(flat.size)[0] - q / max(float(np.linalg.norm(q)), 1e-12)
+        way = way / max(float(np.linalg.norm(way)), 1e-12)
+        turn = np.eye(flat.size) - 2 * np.outer(way, way)
+        turned = (turn @ flat).reshape(g.shape)
+        self.m[i] = h["beta1"] * self.m[i] + (1 - h["beta1"]) * turned
+        self.v[i] = h["beta2"] * self.v[i] + (1 - h["beta2"]) * turned**2
+        root = np.sqrt(self.v[i] / (1 - h["beta2"] ** steps)) + h["eps"]
+        step = turn @ (self.m[i] / (1 - h["beta1"] ** steps) / root).reshape(-1)
+        self.w[i] = self.w[i] - h["lr"] * (step.reshape(g.shape) + h["weight_decay"] * self.w[i])
+        q = q + h["precond_lr"] * ((flat @ q) * flat - (flat @ q) ** 2 * q)
+        self.leading[i] = q / max(float(np.linalg.norm(q)), 1e-12)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import pytorch_optimizer
+import torch
 
 import rulec
 from rulec.compiler.reference import ReferenceOptimizer
@@ -12,10 +16,9 @@ from tests.rules.passes import PASSES, PassPeer, gradient_of, start
 pytestmark = pytest.mark.peer
 
 
-def test_every_wrapper_with_passes_has_a_peer() -> None:
-    wrappers = set(rulec.rules()) - set(rulec.rules(wrappers=False))
-    named = {f"transforms/{row.composed.partition('(')[0]}" for row in PASSES}
-    assert named == {name for name in wrappers if rulec.load(name).passes}
+def test_every_rule_with_passes_has_a_peer() -> None:
+    named = {row.composed.partition("(")[0] for row in PASSES}
+    assert named == {name.removeprefix("transforms/") for name in rulec.rules() if rulec.load(name).passes}
 
 
 @pytest.mark.each
@@ -52,3 +55,23 @@ step: |
     wrong.step(gradient(wrong.params), gradient=gradient)
     off = max(float(np.abs(a - b).max()) for a, b in zip(right.params, wrong.params, strict=True))
     assert 1e-6 < off < 1e-3
+
+
+def test_bsam_of_pytorch_optimizer_climbs() -> None:
+    """It leaves weights where it climbed to, and steps by a share of the gradient as small as the weight decay."""
+    weights, hyper = [np.full(3, 2.0)], {"lr": 0.1, "beta1": 0.0, "beta2": 0.9, "weight_decay": 0.01, "rho": 0.2}
+    ours = ReferenceOptimizer(rulec.load("bsam"), weights, {**hyper, "num_data": 1e18})
+    param = torch.nn.Parameter(torch.tensor(weights[0]))
+    keywords = {key: hyper[key] for key in ("lr", "weight_decay", "rho")}
+    theirs: Any = pytorch_optimizer.BSAM([param], num_data=10**18, betas=(0.0, 0.9), **keywords)
+
+    def closure() -> torch.Tensor:
+        param.grad = param.detach().clone()
+        return torch.zeros(())
+
+    closure()
+    for _ in range(5):
+        ours.step([p.copy() for p in ours.params], gradient=lambda points: [p.copy() for p in points])
+        theirs.step(closure)
+    assert (ours.params[0] < 1.2).all()
+    assert (param.detach().numpy() > 3).all()
