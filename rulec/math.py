@@ -22,12 +22,12 @@ from rulec.language.tracing.trace import over_axes as traced_over_axes
 from rulec.language.tracing.value import Value, as_traced, current, operation, record
 
 __all__ = [
-    "abs", "atan", "atan2", "axis", "block", "cbrt", "cholesky", "clip", "concat", "cond", "cos", "count_nonzero",
-    "diag", "dim", "eigh", "erf", "exp", "expm1", "eye", "floor", "gram", "hypot", "index", "inverse_root",
-    "isfinite", "log", "log1p", "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum", "mean",
-    "median", "min", "minimum", "newton_schulz", "norm", "normal", "over_axes", "qr", "quantile", "rms", "round",
-    "rsqrt", "sigmoid", "sign", "sin", "singular_vectors", "softmax", "softplus", "solve", "sqrt", "std", "sum",
-    "tanh", "topk", "transpose", "tril", "triu", "uniform", "variance", "where",
+    "abs", "argsort", "atan", "atan2", "axis", "block", "cbrt", "cholesky", "clip", "concat", "cond", "cos",
+    "count_nonzero", "diag", "dim", "eigh", "erf", "exp", "expm1", "eye", "floor", "gram", "hypot", "index",
+    "inverse_root", "isfinite", "log", "log1p", "logical_and", "logical_not", "logical_or", "matmul", "max", "maximum",
+    "mean", "median", "min", "minimum", "newton_schulz", "norm", "normal", "over_axes", "qr", "quantile", "rms",
+    "round", "rsqrt", "sigmoid", "sign", "sin", "singular_vectors", "softmax", "softplus", "solve", "sort", "sqrt",
+    "std", "sum", "take", "tanh", "topk", "transpose", "tril", "triu", "uniform", "variance", "where",
 ]  # fmt: skip
 
 #: The axes of an array that a reduction to each level removes; a vector is one row.
@@ -356,6 +356,36 @@ def quantile(x: Any, q: Any, per: str = "tensor", interpolation: str = "linear")
         return result.reshape([1 if a in removed else n for a, n in enumerate(x.shape)] if keepdims else ())[()]
 
     return _reduce("quantile", compute, np.asarray(x), per)
+
+
+def sort(x: Any, per: str = "tensor") -> Any:
+    """The elements in ascending order, NaN last, within each row, column or matrix, or the whole tensor."""
+    return _in_order("sort", x, per=per)
+
+
+def argsort(x: Any, per: str = "tensor") -> Any:
+    """The places of the elements in ascending order, within each row, column or matrix, or the whole tensor, from 0."""
+    return _in_order("argsort", x, per=per)
+
+
+def take(x: Any, i: Any, axis: Any = None, per: str = "tensor") -> Any:
+    """The elements of `x` at places `i`: along axis 0 or 1 of a matrix, or in the order of rows; NaN beyond the end."""
+    if axis is None:
+        return _in_order("take", x, i, per=per)
+    return _in_order("take", x, i, axis=axis, per=per)
+
+
+def _in_order(name: str, *args: Any, **keywords: Any) -> Any:
+    """A function of the order of elements: recorded, or computed of arrays; a vector is one row."""
+    if any(isinstance(x, Value) for x in args):
+        return record(name, *args, **keywords)
+    call = FUNCTIONS[name](*map(as_node, range(len(args))), **keywords)
+    arrays = [np.asarray(x) for x in args]
+    stacks = [x.reshape(int(np.prod(x.shape[:-2])), *(1,) * (2 - x.ndim), *x.shape[-2:]) for x in arrays]
+    result = _matrix(call.op, *stacks, **settings(call))
+    shaped = arrays[1:] if settings(call)["per"] == "tensor" and len(arrays) > 1 else arrays
+    shape = (*np.broadcast_shapes(*(x.shape[:-2] for x in shaped)), *result.shape[1:])
+    return result.reshape(shape[len(shape) - np.max([x.ndim for x in shaped]) :])[()]
 
 
 def matmul(a: Any, b: Any, axis: Any = None, per: str | Level = "matrix") -> Any:

@@ -134,7 +134,7 @@ def _reduced(op: Op, a: Bound) -> Bound:
 #: Operation -> the bound of its result: those of the records, and of matrices and random numbers.
 _FUNCTIONS: Mapping[Op, Callable[..., Bound]] = {
     **having("bounds"), Op.TRANSPOSE: lambda a: a, Op.UNIFORM: lambda *_: UNIT, Op.TOPK: lambda *_: UNIT,
-    Op.QUANTILE: lambda a, _: a,
+    Op.QUANTILE: lambda a, _: a, Op.SORT: lambda a: a, Op.TAKE: lambda a, _: a, Op.ARGSORT: lambda _: POSITIVE,
 }  # fmt: skip
 
 

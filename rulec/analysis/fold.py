@@ -24,7 +24,7 @@ NAN, NIL, INFINITE = const(float("nan")), const(0), const(float("inf"))
 #: Zero in, zero out.
 _KEEPS_ZERO = (
     Op.SUM, Op.MEAN, Op.NORM, Op.RMS, Op.MIN, Op.MAX, Op.COUNT_NONZERO, Op.TRANSPOSE, Op.NEWTON_SCHULZ, Op.DIAG,
-    Op.TRIU, Op.TRIL, Op.SLICE, Op.GRAM,
+    Op.TRIU, Op.TRIL, Op.SLICE, Op.GRAM, Op.SORT,
 )  # fmt: skip
 _PLAIN = (Op.MEAN, Op.MIN, Op.MAX)
 _NOTHING: frozenset[str] = frozenset()

@@ -195,5 +195,6 @@ _BINARY: Mapping[Op, Callable[[Node, list[Regions]], Regions | None]] = {
     Op.FLOORDIV: lambda _, args: ALL if ZERO not in args[1] else None,
     Op.MATMUL: lambda _, args: ALL, Op.INVERSE_ROOT: lambda _, args: None,
     Op.SOLVE: lambda _, args: None, Op.CHOLESKY: lambda _, args: None, Op.TOPK: lambda *_: TRUTH,
+    Op.SORT: lambda _, args: args[0], Op.ARGSORT: lambda *_: frozenset("01+"), Op.TAKE: lambda *_: None,
     Op.QUANTILE: lambda _, args: _reduced(Op.MEAN, args[0]) if args[1] <= SHARE else None,
 }  # fmt: skip

@@ -38,11 +38,11 @@ _PARTS = (Op.DIAG, Op.TRIU, Op.TRIL, Op.SLICE)
 _DEGREES: Mapping[Op, Fraction] = {**having("degree"), Op.CHOLESKY: Fraction(1, 2)}
 _SAME = (
     *(op for op, degree in _DEGREES.items() if degree == 1 and SPECS[op].arity == 1),
-    Op.SUM, Op.MEAN, Op.NORM, Op.RMS, Op.MIN, Op.MAX, Op.TRANSPOSE, *_PARTS,
+    Op.SUM, Op.MEAN, Op.NORM, Op.RMS, Op.MIN, Op.MAX, Op.TRANSPOSE, Op.SORT, *_PARTS,
 )  # fmt: skip
 _ROOTS = {op: degree for op, degree in _DEGREES.items() if degree.denominator > 1}
 _ALIKE = (*(op for op, degree in _DEGREES.items() if degree == 1 and op not in _SAME), Op.CONCAT)
-_UNSCALED = (Op.SIGN, Op.ISFINITE, Op.COUNT_NONZERO, Op.NOT, Op.AND, Op.OR, Op.EYE, Op.INDEX)
+_UNSCALED = (Op.SIGN, Op.ISFINITE, Op.COUNT_NONZERO, Op.NOT, Op.AND, Op.OR, Op.EYE, Op.INDEX, Op.ARGSORT)
 _PRODUCTS = (Op.MUL, Op.MATMUL, Op.MODE_PRODUCT)
 _DIRECTIONS = (Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS)
 
@@ -115,7 +115,7 @@ class Degrees:
             if settings(value).get("normalize") == UNDIVIDED:
                 return self._power(value, args)
             self.conditions[NORM_FLOOR] = None
-        if op in _SAME or (op is Op.QUANTILE and args[1] == NONE):
+        if op in _SAME or (op in (Op.QUANTILE, Op.TAKE) and args[1] == NONE):
             return args[0]
         if op in _UNSCALED or op in _DIRECTIONS:
             return NONE

@@ -341,7 +341,7 @@ class _Reach:
         op = inside(value).op
         if op in _DECOMPOSITIONS:
             return Way({DECOMPOSED})
-        if op in (Op.SIGN, Op.ISFINITE, Op.TOPK) or op.kind is Kind.COMPARE:
+        if op in (Op.SIGN, Op.ISFINITE, Op.TOPK, Op.ARGSORT) or op.kind is Kind.COMPARE:
             return Way({SIGN})
         if op in (Op.SQRT, Op.RSQRT, Op.LOG):
             undefined = set() if self.bounds.not_negative(value.args[0]) else {NEGATIVE}

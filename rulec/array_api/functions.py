@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from rulec.array_api import bits, selection
+from rulec.array_api import bits, ordering, selection
 from rulec.language.expr.node import Op
 from rulec.language.expr.ops import having
 
@@ -66,6 +66,14 @@ class Functions:
     def sort(self, words: Any) -> Any:
         """Whole numbers in ascending order along the last axis."""
         return self.xp.sort(words, axis=-1)
+
+    def order(self, words: Any) -> Any:
+        """The places of whole numbers in ascending order along the last axis; of equal ones the first comes first."""
+        return self.xp.argsort(words, axis=-1)
+
+    def in_order(self, x: Any) -> Any:
+        """The places of numbers in ascending order along the last axis, as `rulec.array_api.ordering` has it."""
+        return ordering.in_order(self, x)
 
     def along(self, x: Any, places: Any) -> Any:
         """The elements at places along the last axis."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from rulec.array_api.functions import Functions
 from rulec.array_api.newton_schulz import newton_schulz
+from rulec.array_api.ordering import argsort, sort, take, topk
 from rulec.array_api.selection import quantile
 from rulec.errors import TensorError
 from rulec.language.expr.counts import is_count
@@ -52,8 +53,11 @@ def matrix_functions(of: Functions) -> Mapping[Op, Callable[..., Any]]:
             Op.CONCAT: functions.concat,
             Op.SOLVE: functions.solve,
             Op.CHOLESKY: functions.where_finite(functions.cholesky),
-            Op.TOPK: functions.topk,
+            Op.TOPK: partial(topk, of),
             Op.QUANTILE: partial(quantile, of),
+            Op.SORT: partial(sort, of),
+            Op.ARGSORT: partial(argsort, of),
+            Op.TAKE: partial(take, of),
             Op.NEWTON_SCHULZ: partial(newton_schulz, of),
             Op.QR: functions.where_finite(functions.qr),
             Op.EIGH: functions.where_finite(functions.eigh),
@@ -179,20 +183,6 @@ class _MatrixFunctions:
         triangular = of.qr(root)[1]
         signs = of.xp.where(of.diagonal(triangular)[..., None] < 0, -triangular, triangular)
         return of.filled(positive, of.transposed(of.xp.triu(signs)), math.nan)
-
-    def topk(self, x: Any, k: Any) -> Any:
-        """1 for the `k` largest values of vectors `(batch, n, 1)` or `(batch, 1, n)`, 0 for the others; NaN for NaN.
-
-        Every two values are compared, so that of equal ones the first are chosen in every library.
-        """
-        of = self.of
-        mine = x if x.shape[-1] == 1 else of.transposed(x)
-        batch, n, _ = mine.shape
-        other, ones = of.transposed(mine), of.xp.ones_like(of.xp.broadcast_to(mine, (batch, n, n)))
-        before = (other > mine) | ((other == mine) & (of.xp.tril(ones, -1) != 0))
-        chosen = of.filled(before, ones, 0).sum(axis=-1, keepdims=True) < of.beside(k, x)
-        marks = of.filled(mine == mine, of.filled(chosen, of.xp.ones_like(mine), 0), math.nan)
-        return marks if x.shape[-1] == 1 else of.transposed(marks)
 
     def signed(self, vectors: Any) -> Any:
         """The same columns, each with its largest component positive: algorithms choose signs at will."""

@@ -24,6 +24,18 @@ class NumpyFunctions(Functions):
         """By a power: NumPy has it for objects too, and computes a square root for other arrays."""
         return np.sum(x * x, axis=(-2, -1), keepdims=True) ** 0.5
 
+    def order(self, words: Any) -> Any:
+        """NumPy has several orders of equal numbers."""
+        return np.argsort(words, axis=-1, kind="stable")
+
+    def in_order(self, x: Any) -> Any:
+        """NumPy's own order; of 50-digit numbers, which NaN has no place among, in two passes."""
+        if x.dtype != object:
+            return self.order(x)
+        nan = x != x
+        order = self.order(np.where(nan, 0, x))
+        return np.take_along_axis(order, self.order(np.take_along_axis(nan, order, -1)), -1)
+
     def ranked(self, x: Any, low: Any, high: Any) -> tuple[Any, Any]:
         """By NumPy's own selection of known ranks; a zero has no sign."""
         if not isinstance(low, int):

@@ -33,14 +33,15 @@ def numbers_of(of: Functions, keys: Any, dtype: Any) -> Any:
 
 def _flips(of: Functions, words: Any) -> Any:
     """The bits to invert: all but the sign of a negative word."""
-    return (words >> of.like(_width(words) - 1, words)) & of.like(_greatest(words), words)
+    return (words >> of.like(_width(words) - 1, words)) & of.like(greatest_key(words), words)
 
 
 def _width(words: Any) -> int:
     return int(words.itemsize) * 8
 
 
-def _greatest(words: Any) -> int:
+def greatest_key(words: Any) -> int:
+    """The largest whole number of the keys' width."""
     return (1 << (_width(words) - 1)) - 1
 
 
@@ -72,7 +73,7 @@ def _bisected(of: Functions, keys: Any, low: Any, high: Any) -> tuple[Any, Any]:
         return of.xp.where(enough, least, middle + 1), of.xp.where(enough, middle, most)
 
     first = of.xp.zeros_like(keys[..., :1])
-    greatest = of.like(_greatest(keys), keys)
+    greatest = of.like(greatest_key(keys), keys)
     key, _ = of.repeated(_width(keys), halved, (first - greatest, first + greatest))
     above = of.least(of.xp.where(keys > key, keys, greatest + of.xp.zeros_like(keys)))
     return key, of.xp.where(of.count(keys <= key) > high, key, above)
@@ -128,16 +129,21 @@ def between(of: Functions, a: Any, b: Any, weight: Any) -> Any:
     return of.xp.where(a == b, a, of.xp.where(of.is_finite(distance), near, far))
 
 
+def lines_of(of: Functions, x: Any, per: str) -> Any:
+    """Matrices `(batch, rows, cols)` with the elements of a level along the last axis."""
+    if per in ("row", "col"):
+        return x if per == "row" else of.transposed(x)
+    batch, rows, cols = x.shape
+    return x.reshape((1, 1, batch * rows * cols) if per == "tensor" else (batch, 1, rows * cols))
+
+
 def quantile(of: Functions, x: Any, q: Any, per: str = "tensor", interpolation: str = "linear") -> Any:
     """The quantile `q` of matrices `(batch, rows, cols)`, one left per level with an extent of 1 for other axes.
 
     NaN where an element is NaN, where there is none, and where `q` is not from 0 to 1. `q` is a number or an array
     `(batch, 1, 1)`. A zero has no sign.
     """
-    batch, rows, cols = x.shape
-    lines = {"row": x, "col": of.transposed(x)}.get(per)
-    if lines is None:
-        lines = x.reshape((1, 1, batch * rows * cols) if per == "tensor" else (batch, 1, rows * cols))
+    lines = lines_of(of, x, per)
     if not lines.shape[-1]:
         result = of.xp.sum(lines, axis=-1, keepdims=True) + math.nan
     else:

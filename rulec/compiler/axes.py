@@ -24,7 +24,7 @@ from rulec.compiler.ir import (
     axes_of_level,
     part_extent,
 )
-from rulec.compiler.matrix import matrix_axes
+from rulec.compiler.matrix import extent_of_level, matrix_axes
 from rulec.compiler.widen import realized
 from rulec.errors import RuleError
 from rulec.language.expr.counts import Count, level_text
@@ -299,10 +299,12 @@ def infer_axes(program: Program) -> Program:
 
 
 def _within_extents(count: Count, inference: AxisInference) -> Count:
-    """The count of a slice with the extent of its matrix as a limit; any other count as it is."""
+    """The count of a slice or a place with the extent of its matrix as a limit; any other count as it is."""
     if count.end is None:
         return count
     axes = inference.axes(count.end.args[0])
+    if count.end.op is Op.TAKE:
+        return replace(count, limit=extent_of_level(settings(count.end)["per"], axes))
     return replace(count, limit=axes.cols if settings(count.end).get("axis") == "cols" else axes.rows)
 
 

@@ -26,7 +26,7 @@ from rulec.compiler.weights import number_in_memory
 from rulec.errors import HyperError, RuleError
 from rulec.language.expr.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
 from rulec.language.expr.node import IN_GROUP, IN_MODEL, Kind, Node, Op, walk
-from rulec.language.expr.static import inside, settings, statics
+from rulec.language.expr.static import ORDERS, inside, settings, statics
 from rulec.language.statistics import PREFIX, joint_place
 
 Array = np.ndarray[Any, Any]
@@ -240,8 +240,9 @@ class Run:
             return self.how.rounded(self._get(new, key, letters), self.by_index[cast(int, key)].machine_eps)
         operands = [self._get(a, key, letters) for a in value.args]
         if value.op.kind is Kind.MATRIX:
-            if value.op is Op.QUANTILE and "b" not in letters:
-                operands[0] = self._for_batch(operands[0], self._letters(value.args[0]), key)
+            if value.op in ORDERS and settings(value)["per"] == "tensor":
+                each = zip(operands, value.args, strict=True)
+                operands = [self._for_batch(x, self._letters(a), key) for x, a in each]
             return _matrix(value, [*operands, *self._statics(value, key)], self.how)
         if value.op.kind is Kind.RANDOM:
             return self._random(value, operands, key)

@@ -197,6 +197,43 @@ def _quantile_axes(value: Node, operands: Sequence[Axes]) -> Axes:
     return axes_of_level(settings(value)["per"], first)
 
 
+def _ordered_axes(value: Node, operands: Sequence[Axes]) -> Axes:
+    (first,) = operands
+    if first.number:
+        raise RuleError(
+            f"{value.op.symbol} needs a vector or a matrix, and {short_text(value.args[0])!r} is one number"
+        )
+    return first
+
+
+def extent_of_level(level: str, axes: Axes) -> Node | None:
+    """The number of elements along a level of a value with these axes; None where it is that of several matrices."""
+    rows, cols = (x or const(1) for x in (axes.rows, axes.cols))
+    if level == "tensor" and "b" in axes.letters:
+        return node(Op.FACT, "numel") if axes.elementwise else None
+    return {"row": cols, "col": rows}.get(level) or node(Op.MUL, rows, cols)
+
+
+def _taken_axes(value: Node, operands: Sequence[Axes]) -> Axes:
+    """The axes of the places along the level, and those of both operands across it."""
+    first, second = _ordered_axes(node(value.op, value.args[0], value.arg), operands[:1]), operands[1]
+    level = settings(value)["per"]
+    across = {"row": "i", "col": "j", "matrix": "", "tensor": ""}[level]
+    extents: dict[str, Node | None] = {}
+    for letter, side in (("i", "rows"), ("j", "cols")):
+        having = [getattr(x, side) for x in (second, *[first] * (letter == across)) if letter in x.letters]
+        if any(x is not having[0] for x in having):
+            raise RuleError(
+                f"take needs as many {side} of places as of values, and those of {short_text(value)!r} differ"
+            )
+        if having:
+            extents[letter] = having[0]
+    batch = "b" in second.letters or ("b" in first.letters and level != "tensor")
+    taken = {*extents, *("b" if batch else "")}
+    letters = AXES if {"i", "j"} <= taken else "".join(c for c in AXES if c in {"k", "n", *taken})
+    return Axes(letters, extents.get("i"), extents.get("j"))
+
+
 def _slice_axes(value: Node, operands: Sequence[Axes]) -> Axes:
     first, (start, stop) = operands[0], statics(value)
     rows = settings(value)["axis"] == "rows"
@@ -246,6 +283,9 @@ MATRIX: Mapping[Op, MatrixFunction] = {
         (Op.CHOLESKY, 1, _square_axes),
         (Op.TOPK, 0, _vector_axes),
         (Op.QUANTILE, 0, _quantile_axes),
+        (Op.SORT, 0, _ordered_axes),
+        (Op.ARGSORT, 0, _ordered_axes),
+        (Op.TAKE, 0, _taken_axes),
         (Op.NEWTON_SCHULZ, 1, _same_axes),
         (Op.QR, 1, _same_axes),
         (Op.EIGH, 1, _square_axes),

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 from rulec.errors import RuleError
 from rulec.language.expr.counts import level_text
 from rulec.language.expr.node import FACTS, IN_MODEL, NUMBERS, PLACED, Kind, Node, Op, name, names_in, node, walk
-from rulec.language.expr.static import ALONG, settings
+from rulec.language.expr.static import ALONG, ORDERS, settings
 from rulec.language.hyper import DEFAULT_LR, Hyper, well_known_range, with_start
 from rulec.language.inputs import InputKind, matrices_of
 from rulec.language.library.folder import library_folder
@@ -388,8 +388,8 @@ def sees_shape(rule: RuleData) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def orders_tensors(rule: RuleData) -> bool:
-    """Whether a rule has a quantile of a whole tensor."""
-    return any(n.op is Op.QUANTILE and settings(n)["per"] == "tensor" for n in walk(rule.expressions))
+    """Whether a rule orders the elements of a whole tensor, as for their quantile."""
+    return any(n.op in ORDERS and settings(n)["per"] == "tensor" for n in walk(rule.expressions))
 
 
 @functools.lru_cache(maxsize=256)

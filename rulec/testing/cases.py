@@ -276,6 +276,18 @@ step: |
   low = quantile(p, 0.3, per="col", interpolation="lower")
   direction = clip(m, -q, q) + r*low + median(norm(g, per="row")) + quantile(g, 1, per="matrix")
 """,
+    "Orders": """\
+state: {m: 0, r: {init: 0, per: row}, c: {init: 0, per: tensor}}
+applies_to: numel > 0
+otherwise: sgd
+step: |
+  m = 0.5*m + g
+  i = argsort(max(p, per="row"), per="matrix")
+  r = 0.5*r + take(max(p, per="row"), i, axis=0)
+  c = c + take(p, numel//2)
+  taken = take(g, i, axis=0) + take(p, argsort(g, per="row"), axis=1) + take(g, argsort(abs(p)))
+  direction = sort(m, per="col") + taken + sort(p)*take(g, rows - 1, axis=0) + r*c + argsort(g, per="matrix")
+""",
     "Words": """\
 hyper: {lr: 0.1, xp: 2}
 state: {least: 0}
@@ -319,7 +331,7 @@ step: |
 }
 
 #: The rules among them without matrices, or whose matrices need one view.
-_PLAIN = ("Tensors", "Axes", "Blocks", "Ranks", "Words", "Branches", "Seldom", "Linear")
+_PLAIN = ("Tensors", "Axes", "Blocks", "Ranks", "Orders", "Words", "Branches", "Seldom", "Linear")
 
 _VIEWS = ("", "view: {flatten: rest}\n", "view: {short: first}\n")
 

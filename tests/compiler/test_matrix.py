@@ -26,10 +26,10 @@ CALLS: dict[Op, tuple[tuple[Any, ...], bool]] = {
 }  # fmt: skip
 
 
-#: Functions whose values are in tests/arrays/test_linear.py, and those of `index` in test_indices.py.
+#: Functions whose values are in tests/arrays/test_linear.py and test_ordering.py, and of `index` in test_indices.py.
 LINEAR = {
     Op.EYE, Op.DIAG, Op.TRIU, Op.TRIL, Op.SLICE, Op.CONCAT, Op.SOLVE, Op.CHOLESKY, Op.TOPK, Op.IN_BLOCKS, Op.INDEX,
-    Op.QUANTILE, Op.MODE_PRODUCT, Op.GRAM,
+    Op.QUANTILE, Op.MODE_PRODUCT, Op.GRAM, Op.SORT, Op.ARGSORT, Op.TAKE,
 }  # fmt: skip
 
 
@@ -169,6 +169,15 @@ def test_sides_that_do_not_do(compute: Any, message: str) -> None:
         (node(Op.DIAG, X), [Axes("knbj", None, COLS)], Axes(AXES, COLS, COLS)),
         (node(Op.TOPK, X, Y), [Axes("knbj", None, COLS), Axes()], Axes("knbj", None, COLS)),
         (node(Op.QUANTILE, X, Y, ("row", "linear")), [WIDE, Axes("k")], Axes("knbi", ROWS)),
+        (node(Op.SORT, X, ("row",)), [WIDE], WIDE),
+        (node(Op.ARGSORT, X, ("matrix",)), [Axes("knbi", ROWS)], Axes("knbi", ROWS)),
+        (node(Op.TAKE, X, Y, ("col",)), [WIDE, Axes("knbi", Y)], Axes(AXES, Y, COLS)),
+        (node(Op.TAKE, X, Y, ("row",)), [WIDE, Axes("knbj", None, Y)], Axes(AXES, ROWS, Y)),
+        (node(Op.TAKE, X, Y, ("row",)), [WIDE, Axes("knbi", ROWS)], Axes("knbi", ROWS)),
+        (node(Op.TAKE, X, Y, ("col",)), [Axes("knbi", ROWS), Axes("knbj", None, Y)], Axes("knbj", None, Y)),
+        (node(Op.TAKE, X, Y, ("matrix",)), [WIDE, Axes("k")], Axes("knb")),
+        (node(Op.TAKE, X, Y, ("tensor",)), [WIDE, Axes("k")], Axes("kn")),
+        (node(Op.TAKE, X, Y, ("tensor",)), [Axes("knb"), Axes("knbi", ROWS)], Axes("knbi", ROWS)),
         (node(Op.QUANTILE, X, Y, ("tensor", "linear")), [Axes("knbi", ROWS), Axes()], Axes("kn")),
         (node(Op.SLICE, X, const(0), Y, ("cols",)), [WIDE], Axes(AXES, ROWS, Y)),
         (node(Op.SLICE, X, const(2), const(5), ("rows",)), [WIDE], Axes(AXES, const(3), COLS)),
@@ -205,6 +214,9 @@ def test_axes(value: Node, operands: list[Axes], expected: Axes) -> None:
             "compare elements with a quantile of them",
         ),
         ("direction = g - quantile(p, g)", "q of quantile is one number for a tensor, and 'g' is something else"),
+        ("direction = g*sum(sort(norm(g)))", "sort needs a vector or a matrix, and 'norm"),
+        ("direction = g*sum(take(t, g))", "take needs a vector or a matrix, and 't' is one number"),
+        ('direction = g*take(g, argsort(g[:1], per="row"), axis=1)', "take needs as many rows of places as of values"),
         ("direction = g*sum(cholesky(g))", "cholesky needs a square matrix"),
     ],
 )

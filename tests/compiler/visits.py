@@ -43,6 +43,7 @@ USES: dict[str, str] = {
     "index": "({x}*(1 + index()))",
     "diag": f"(diag(diag({_SQUARE})) @ {{x}})", "concat": "concat({x}, {x})[:rows]",
     "solve": f"solve({_SQUARE}, {{x}})", "cholesky": f"(cholesky({_SQUARE}) @ {{x}})",
+    "sort": "sort({x})", "argsort": "({x} + argsort({x}))", "take": "take({x}, argsort({x}))",
     "quantile": "quantile({x}, 0.3)", "topk": 'topk(sum({x}, per="row"), 2)', "eigh": f"(eigh({_SQUARE}) @ {{x}})",
     "singular_vectors": "(singular_vectors({x}, 2) @ transpose(singular_vectors({x}, 2)) @ {x})",
     "inverse_root": f"(inverse_root({_SQUARE}, 4) @ {{x}})", "uniform": "({x} + uniform([rows, cols]))",

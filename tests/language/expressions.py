@@ -49,6 +49,7 @@ _iterations = st.tuples(st.sampled_from(_DTYPES), _schedules) | st.tuples(
     st.sampled_from(["none", 1.02, 3.0, "aol", ("schatten", 1.02), "spectral_bound"]),
 )
 _iterations |= st.tuples(st.sampled_from(_DTYPES), _schedules, st.sampled_from(["norm", "none", 1.02]), st.just("gram"))
+_levels = st.tuples(st.sampled_from(FUNCTIONS["sort"].choices["per"]))
 _quantiles = st.tuples(*(st.sampled_from(words) for words in FUNCTIONS["quantile"].choices.values()))
 
 
@@ -82,6 +83,8 @@ def _larger(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
         st.builds(FUNCTIONS["inverse_root"], inner, inner, eps=inner),
         st.builds(_built, st.just(Op.WHERE), inner, inner, inner),
         st.builds(_built, st.sampled_from(_REDUCE), inner, st.sampled_from(LEVELS[1:])),
+        st.builds(_built, st.sampled_from([Op.SORT, Op.ARGSORT]), inner, _levels),
+        st.builds(_built, st.just(Op.TAKE), inner, st.sampled_from(NAMES).map(name), _levels),
         st.builds(_built, st.just(Op.QUANTILE), inner, st.sampled_from(NAMES).map(name), _quantiles),
         st.builds(_built, st.just(Op.NEWTON_SCHULZ), inner, _counts, _iterations),
         st.builds(

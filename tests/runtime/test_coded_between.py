@@ -89,6 +89,10 @@ READERS = {
         "n = inverse_root(L + eye(rows), 2) @ m\n  L = beta*L + g @ transpose(g)",
         lambda m, g, f: _root(f + np.eye(len(f))) @ m, lambda m, g, f: BETA * f + g @ g.T, _FACTOR,
     ),
+    "ordered": Reader(
+        'n = take(sort(m, per="row"), argsort(g, per="col"), axis=0)',
+        lambda m, g, _: np.take_along_axis(np.sort(m, 1), np.argsort(g, 0, kind="stable"), 0),
+    ),
     "tiles": Reader(
         'r = normal([4, rows], at=1) @ m\n  n = g*(1 + sum(r*r, per="col"))',
         lambda m, g, _: g * (1 + ((_draw() @ m) ** 2).sum(0, keepdims=True)),

@@ -129,6 +129,30 @@ step: |
     check_close(ours, theirs, 1e-12)
 
 
+@pytest.mark.parametrize("resident", [False, True])
+def test_orders_of_stacked_tensors_are_those_of_each(resident: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tensor of several matrices has its own place, a number that the host does not know."""
+    monkeypatch.setattr(
+        "tests.runtime.test_device.SHAPES", [(2, 3, 4), (2, 3, 4), (5,), (2, 3, 4), (5,), (3, 4), (3, 4), ()]
+    )
+    rule = rulec.parse("""
+name: Orders
+state: {m: 0, c: {init: 0, per: tensor}, r: {init: 0, per: row}}
+step: |
+  m = 0.5*m + g
+  place = round(numel/(1 + norm(g)))
+  c = c + where(numel > 1, take(m, place), 1)
+  r = r + sort(max(p, per="row"), per="matrix") + take(eye(rows), 0)
+  order = argsort(norm(g, per="row"), per="matrix")
+  direction = take(sort(m), argsort(g)) + c*take(m, order, axis=0) + r*take(m, 0, axis=0) + sort(p, per="row")
+""")
+    ours, theirs = Run(rule, Elsewhere(), resident), Run(rule, Here())
+    for seed, fired in enumerate(FIRED):
+        ours.step(seed, fired)
+        theirs.step(seed, fired)
+    check_close(ours, theirs, 1e-12)
+
+
 @pytest.mark.parametrize(
     "name", ["adamw", "lamb", "adafactor", "prodigy", "muon", "nadam", "clip_by_global_norm >> adam", "shampoo"]
 )

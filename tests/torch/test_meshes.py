@@ -59,7 +59,18 @@ step: |
   direction = clip(m, -limit, limit) + r*c + median(norm(g, per="row"))
 """
 
+ORDERS = """
+name: Orders
+state: {m: 0, r: {init: 0, per: row}, c: {init: 0, per: tensor}}
+step: |
+  m = 0.5*m + g
+  r = r + sort(max(p, per="row"), per="matrix")
+  c = c + take(p, numel//2)
+  direction = sort(m, per="col") + take(m, argsort(g)) + take(g, argsort(r, per="matrix"), axis=0) + c*argsort(p)
+"""
+
 COMPOSED = {
+    "orders": lambda: rulec.parse(ORDERS),
     "quantiles": lambda: rulec.parse(QUANTILES),
     "blocks": lambda: rulec.parse(BLOCKS),
     "clip >> lamb": lambda: rulec.load("clip_by_global_norm") >> rulec.load("lamb"),

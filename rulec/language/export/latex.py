@@ -10,7 +10,7 @@ from typing import TypeGuard, cast
 from rulec.language.evaluations import gradient_of
 from rulec.language.expr.node import FACTS, Kind, Node, Op, const, name, node, walk
 from rulec.language.expr.ops import SPECS
-from rulec.language.expr.static import ALONG, LINEAR, settings
+from rulec.language.expr.static import ALONG, LINEAR, ORDERS, settings
 from rulec.language.expr.text import number_text
 from rulec.language.rule_data import Assign, Branch, RuleData, Statement, assignments
 
@@ -329,12 +329,14 @@ class _Printer:
             level, way = settings(value).values()
             words = "" if way == LINEAR else rf",\mathrm{{{way}}}"
             called, args = rf"Q_{{{args[1]},\mathrm{{{level}}}{words}}}", args[:1]
+        elif value.op in ORDERS:
+            called += rf"_{{\mathrm{{{settings(value)['per']}}}}}"
         return rf"{called}\left({', '.join(args)}\right)", _ATOM
 
 
 def _remaining(value: Node) -> str:
-    """The level of a reduction or a quantile; empty for any other value."""
-    if value.op is Op.QUANTILE:
+    """The level of a reduction or of ordered elements; empty for any other value."""
+    if value.op in ORDERS:
         return str(settings(value)["per"])
     return str(value.arg) if value.op.kind is Kind.REDUCE else ""
 

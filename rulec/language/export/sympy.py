@@ -166,6 +166,7 @@ _NAMED_OPAQUE: tuple[tuple[Op, tuple[Any, ...]], ...] = (
         for divisor in ((), (NORM, GRAM), *((word, *form) for word in (UNDIVIDED, *BOUNDS) for form in ((), (GRAM,))))
     ),
     *((Op.QUANTILE, (per, way)) for per in FUNCTIONS["quantile"].choices["per"] for way in INTERPOLATIONS),
+    *((op, (per,)) for op in (Op.SORT, Op.ARGSORT, Op.TAKE) for per in FUNCTIONS["sort"].choices["per"]),
     *((Op.SOLVE, (kind,)) for kind in KINDS), *((Op.CONCAT, (axis,)) for axis in (0, 1)),
     *((Op.SLICE, (axis,)) for axis in ("rows", "cols")),
 )  # fmt: skip

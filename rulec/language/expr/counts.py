@@ -34,8 +34,8 @@ class Count:
     count in messages. A `fixed` count does not change from step to step. Where `bounded`, a value with a
     hyper-parameter in it lies between 1 and the shorter side of the matrix, or is 1 or more where the author bounds the
     hyper-parameter, as in `minimum(rank, rows)`. For a slice, `end` is the operation, and `limit` the extent that its
-    last bound must not exceed. For a function of blocks, blocks must divide the `limit`. `text` is the author's
-    expression of the operation.
+    last bound must not exceed. For a function of blocks, blocks must divide the `limit`. A place of `take` is below it.
+    `text` is the author's expression of the operation.
     """
 
     what: str
@@ -82,6 +82,10 @@ class Count:
         most = None if self.limit is None else number_known(self.limit, known)
         if self.end is not None and self.end.op is Op.IN_BLOCKS:
             return self._cut_unevenly(last, most, known)
+        if self.end is not None and self.end.op is Op.TAKE and most is not None and last >= most:
+            where = short_text(self.text or self.end)
+            count = f"{last:g} of {most:g}{_matrix(known)}"
+            return f"{where!r} takes place {count}, and places count from 0: choose one that all tensors have"
         if self.end is None or most is None or last <= most:
             return ""
         sides = settings(self.end).get("axis", "rows")
@@ -137,6 +141,9 @@ def count_of(value: Node) -> Count | None:
         start, stop = statics(value)
         bounds = (start,) if stop is const(math.inf) else (start, stop, difference(stop, start))
         return Count(f"a bound or the extent of {short_text(value)!r}", bounds, end=value)
+    if value.op is Op.TAKE:
+        constant = number_known(value.args[1], {}) is not None
+        return Count(f"the place in {short_text(value)!r}", value.args[1:], 0, end=value) if constant else None
     if value.op is Op.IN_BLOCKS:
         return Count(f"the size of a block in {short_text(value)!r}", statics(value), 1, end=value)
     if value.op is Op.INDEX:

@@ -18,6 +18,7 @@ from rulec.language.expr.node import LEVELS, Kind, Node, Op, const, name, node
 from rulec.language.expr.ops import FUNCTIONS as ELEMENTWISE
 from rulec.language.expr.ops import SPECS
 from rulec.language.expr.static import (
+    ALONG_AXIS,
     BLOCKWISE,
     BOUNDS,
     DIRECT,
@@ -135,7 +136,7 @@ class Function:
 
     def placed(self, key: str) -> list[str]:
         """The levels with a number that a keyword takes, as messages show them."""
-        if key != "per" or self.choices["per"] == _QUANTILE_LEVELS:
+        if key != "per" or self.choices["per"] == _ORDERED_LEVELS:
             return []
         return [SIGNATURES["block"]] if self.name in BLOCKWISE else [*SIGNATURES.values()]
 
@@ -328,8 +329,8 @@ def _number(value: Any) -> float | None:
     return None if isinstance(value, list | str) else float(value)
 
 
-#: The levels of quantiles: each is of values of one tensor.
-_QUANTILE_LEVELS = ("row", "col", "matrix", "tensor")
+#: The levels of ordered elements: each is of values of one tensor.
+_ORDERED_LEVELS = ("row", "col", "matrix", "tensor")
 
 #: The values of `quantile` between two elements: those of NumPy and torch.
 INTERPOLATIONS = (LINEAR, "lower", "higher", "nearest", "midpoint")
@@ -341,6 +342,24 @@ def _quantile(x: Value, q: Value, per: str, interpolation: str) -> Node:
     if known is not None and not 0 <= known <= 1:
         raise CallError(f"q of quantile is a number from 0 to 1, not {known:g}: write quantile(x, 0.9)")
     return node(Op.QUANTILE, as_node(x), number, (per, interpolation))
+
+
+def _ordering(op: Op) -> Function:
+    return Function(
+        op.symbol, lambda x, per: node(op, as_node(x), (per,)), ("x",), _PER_TENSOR, {"per": _ORDERED_LEVELS}
+    )
+
+
+def _take(x: Value, i: Value, axis: Value | None, per: str) -> Node:
+    """The node of the elements at places: along an axis of a matrix, or in the order of all elements of a level."""
+    places, number = as_node(i), None if axis is None else as_node(axis)
+    if number is not None:
+        if per != "tensor":
+            raise CallError(f'take has an axis or a level: leave out axis, or per="{per}"')
+        if number not in (const(0), const(1)):
+            raise CallError("axis of take is 0 for places among rows, or 1 for places among columns")
+        per = ALONG_AXIS[int(cast(float, number.arg))]
+    return node(Op.TAKE, as_node(x), places, (per,))
 
 
 class _Median(Function):
@@ -422,11 +441,11 @@ _ITERATION_WORDS: Mapping[str, tuple[str, ...]] = {
 _PER_TENSOR: Mapping[str, Any] = {"per": "tensor"}
 _MIDDLE = _composed("median", middle, "a", "b", "c")
 _MEDIAN = _Median(
-    "median", lambda x, per: _quantile(x, _HALF, per, LINEAR), ("x",), _PER_TENSOR, {"per": _QUANTILE_LEVELS}
+    "median", lambda x, per: _quantile(x, _HALF, per, LINEAR), ("x",), _PER_TENSOR, {"per": _ORDERED_LEVELS}
 )
 _QUANTILE = Function(
     "quantile", _quantile, ("x", "q"), {**_PER_TENSOR, "interpolation": LINEAR},
-    {"per": _QUANTILE_LEVELS, "interpolation": INTERPOLATIONS},
+    {"per": _ORDERED_LEVELS, "interpolation": INTERPOLATIONS},
 )  # fmt: skip
 
 #: Every function of the language by the name it is called by.
@@ -444,6 +463,9 @@ FUNCTIONS: dict[str, Function] = {
         _composed_reduction("std", deviation),
         _composed_reduction("softmax", softmax),
         _QUANTILE,
+        _ordering(Op.SORT),
+        _ordering(Op.ARGSORT),
+        Function("take", _take, ("x", "i"), {"axis": None, **_PER_TENSOR}, {"per": _ORDERED_LEVELS}),
         _plain(Op.DIM, "i"),
         Function("index", _index, ("i",), {"per": None, "n": None}, {"per": tuple(SIDES)}, spare=1),
         Function("matmul", lambda a, b: node(Op.MATMUL, as_node(a), as_node(b)), ("a", "b")),

@@ -112,11 +112,12 @@ class Op(Enum):
     CONCAT = ("concat", Kind.MATRIX)  # args: a, b; arg: the axis, 0 or 1
     SOLVE = ("solve", Kind.MATRIX)  # args: a, b; arg: the kind of a
     CHOLESKY = ("cholesky", Kind.MATRIX)  # the lower factor
-    TOPK = (
-        "topk",
-        Kind.MATRIX,
-    )  # args: a vector of rows or columns, k; 1 where a value is one of the k largest, else 0
+    # args: a vector of rows or columns, k; 1 where a value is one of the k largest, else 0
+    TOPK = ("topk", Kind.MATRIX)
     QUANTILE = ("quantile", Kind.MATRIX)  # args: x, q; arg: the level that remains, the interpolation
+    SORT = ("sort", Kind.MATRIX)  # args: x; arg: the level whose elements are ordered, as of ARGSORT
+    ARGSORT = ("argsort", Kind.MATRIX)
+    TAKE = ("take", Kind.MATRIX)  # args: x, places; arg: the level that places count in
     NEWTON_SCHULZ = ("newton_schulz", Kind.MATRIX)  # args: x, steps; arg: the dtype it is computed in, coefficients
     QR = ("qr", Kind.MATRIX)  # the orthogonal factor
     EIGH = ("eigh", Kind.MATRIX)  # the eigenvectors, by ascending eigenvalue

@@ -16,7 +16,7 @@ SETTINGS: Mapping[Op, tuple[str, ...]] = {
     Op.NEWTON_SCHULZ: ("dtype", "coefficients", "normalize", "form"), Op.SOLVE: ("kind",), Op.CONCAT: ("axis",),
     Op.SLICE: ("axis",), Op.UNIFORM: ("draw",), Op.NORMAL: ("draw",), Op.IN_BLOCKS: ("function", "constant"),
     Op.INDEX: ("template",),
-    Op.QUANTILE: ("per", "interpolation"),
+    Op.QUANTILE: ("per", "interpolation"), **dict.fromkeys((Op.SORT, Op.ARGSORT, Op.TAKE), ("per",)),
 }  # fmt: skip
 
 #: Operation with static operands -> the place of the first of them among its operands, as in a slice.
@@ -33,6 +33,12 @@ BLOCKWISE: Mapping[str, Op] = {
 
 #: The value of `quantile` between two elements that a rule need not name.
 LINEAR = "linear"
+
+#: Functions of the order of elements. Each has a level, of rows, columns, matrices or whole tensors.
+ORDERS = frozenset({Op.QUANTILE, Op.SORT, Op.ARGSORT, Op.TAKE})
+
+#: Axis of a matrix -> the level whose elements lie along it.
+ALONG_AXIS = {0: "col", 1: "row"}
 
 #: Matrix functions along one dimension of a tensor. In a rule's text their static operand is the dimension; lowered,
 #: they have its extent and the numbers of elements before it and after it.

@@ -8,7 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from rulec.language.expr.node import PLACED, Kind, Node, Op, dimension_of, name, rewrite, walk
-from rulec.language.expr.static import ALONG, LINEAR, MUON, NORM, inside, is_lowered, settings, statics
+from rulec.language.expr.static import (
+    ALONG,
+    ALONG_AXIS,
+    LINEAR,
+    MUON,
+    NORM,
+    ORDERS,
+    inside,
+    is_lowered,
+    settings,
+    statics,
+)
 
 _PRECEDENCE = {
     Op.OR: 1, Op.AND: 2, Op.NOT: 3,
@@ -135,6 +146,10 @@ def _arguments(value: Node, parts: Sequence[str]) -> str:
         per, interpolation = settings(value).values()
         words = "" if interpolation == LINEAR else f', interpolation="{interpolation}"'
         return f'{parts[0]}, {parts[1]}, per="{per}"{words}'
+    if value.op in ORDERS:
+        per = settings(value)["per"]
+        axes = {level: f"axis={axis}" for axis, level in ALONG_AXIS.items()} if value.op is Op.TAKE else {}
+        return ", ".join([*parts, axes.get(per, f'per="{per}"')])
     if value.op in (Op.SOLVE, Op.CONCAT):
         ((key, word),) = settings(value).items()
         return ", ".join(parts) + ("" if word in ("full", 0) else f", {key}={_word(word)}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from rulec.compiler.axes import AxisInference, over_repeated
 from rulec.compiler.ir import Axes, Program, Stage, Store
 from rulec.language.expr.node import Kind, Node, Op, walk
-from rulec.language.expr.static import ALONG
+from rulec.language.expr.static import ALONG, ORDERS
 from rulec.runtime.buckets.flat import axes_in_flat
 from rulec.runtime.buckets.rounds import in_rounds, rounds
 from rulec.runtime.distributed.owner_plan import OwnerPlan, OwnerTask
@@ -252,7 +252,7 @@ def needs_matrix(program: Program) -> str | None:
     wide = {b.name for b in program.buffers if b.axes.elementwise}
     for value in walk(roots):
         reads = any(a.op is Op.LOAD and a.arg in wide for a in value.args)
-        if value.op.kind is Kind.MATRIX and value.op not in (Op.QUANTILE, *ALONG) and reads:
+        if value.op.kind is Kind.MATRIX and value.op not in (*ORDERS, *ALONG) and reads:
             return value.op.symbol
     return None
 

@@ -22,7 +22,7 @@ from rulec.array_api.slices import Pieces, Stacks, Together
 from rulec.compiler.ir import COLS, PARTS, ROWS, Axes, Result
 from rulec.compiler.scalars import evaluate_once
 from rulec.language.expr.node import Kind, Node, Op
-from rulec.language.expr.static import inside, settings, statics
+from rulec.language.expr.static import ORDERS, inside, settings, statics
 from rulec.runtime.buckets.flat import ROUNDS, axes_in_flat
 from rulec.runtime.buckets.plan import Gap, Projection, Step
 from rulec.runtime.buckets.reductions import Join, Joining, Waits
@@ -39,6 +39,16 @@ STACKED = frozenset({Op.NEWTON_SCHULZ, Op.QR, Op.EIGH, Op.SINGULAR_VECTORS, Op.I
 
 #: Indices of tensors.
 Places = np.ndarray[Any, np.dtype[Any]]
+
+
+def _of_tensors(x: Any, count: int) -> Any:
+    """Stacks of the matrices of `count` tensors, with all matrices of a tensor as one."""
+    return x.reshape(count, len(x) // count * x.shape[-2], x.shape[-1])
+
+
+def _of_each(x: Any, count: int) -> Any:
+    """The numbers of `count` tensors, each once; other numbers as they are."""
+    return x[:: len(x) // count] if getattr(x, "ndim", 0) else x
 
 
 def shapes_of(arguments: Sequence[Any]) -> tuple[Any, ...]:
@@ -134,8 +144,8 @@ class GapEvaluator(SetValues):
             return (yield from self._reduction(value))
         if kind is Kind.LEAF:
             return self._leaf(value)
-        if value.op is Op.QUANTILE:
-            return self.gathered(value, [self._quantile(value, k) for k in range(len(self.sets))])
+        if value.op is Op.QUANTILE or (value.op is Op.TAKE and self.is_number(value)):
+            return self.gathered(value, [self._element(value, k) for k in range(len(self.sets))])
         if kind is Kind.MATRIX:
             return self._by_shape(value) if inside(value).op in STACKED else self._for_each(value)
         if kind in (Kind.SHAPE, Kind.RANDOM):
@@ -228,6 +238,8 @@ class GapEvaluator(SetValues):
             kept = self.kept(value.args[0])
             if kept is not None:
                 return kept.transposed[k]
+        if value.op in ORDERS:
+            return self.rounded(value, self._of_order(value, k, local))
         function = self._matrix_function(value) if value.op.kind is Kind.MATRIX else self.library.arithmetic[value.op]
         with np.errstate(all="ignore"):
             return self.rounded(value, self.apply(function, self.operands(value, k, local)))
@@ -302,19 +314,25 @@ class GapEvaluator(SetValues):
         keywords = settings(value)
         return partial(function, **keywords) if keywords else function
 
-    def _quantile(self, value: Node, k: int) -> Array:
-        """A quantile within each tensor of set k, in float64."""
-        x, q = self.operands(value, k)
-        count, keywords = len(self.sets[k]), settings(value)
-        if "b" not in self.axes(value).letters and "b" in self.axes(value.args[0]).letters:
-            batch = self.source.extents(self.sets[k][0])[0]
-            x = self.for_batch(x, count, batch)
-            x = x.reshape(count, -1, x.shape[-1]) if math.prod(x.shape) else x.reshape(count, 0, 1)
-            q = q[::batch] if getattr(q, "ndim", 0) == 3 else q
-            keywords["per"] = "matrix"
+    def _element(self, value: Node, k: int) -> Array:
+        """A quantile, or an element, within each tensor of set k, in float64."""
+        return cast(Array, self.library.cast(self._of_order(value, k), "float64"))
+
+    def _of_order(self, value: Node, k: int, local: Mapping[Node, Any] | None = None) -> Any:
+        """A function of the order of elements within each tensor of set k; all matrices of a tensor may be one."""
+        operands, keywords = self.operands(value, k, local), settings(value)
+        if keywords["per"] != "tensor" or "b" not in self.axes(value.args[0]).letters:
+            return self._ordered_in(value, operands, **keywords)
+        count, (batch, *_) = len(self.sets[k]), self.source.extents(self.sets[k][0])
+        batched = ["b" in self.axes(a).letters for a in value.args]
+        wide = [self.for_batch(x, count, batch) if b else x for x, b in zip(operands, batched, strict=True)]
+        joined = [_of_tensors(x, count) if b else _of_each(x, count) for x, b in zip(wide, batched, strict=True)]
+        result = self._ordered_in(value, joined, **{**keywords, "per": "matrix"})
+        return result.reshape(wide[-1].shape) if "b" in self.axes(value).letters else result
+
+    def _ordered_in(self, value: Node, operands: Sequence[Any], **keywords: Any) -> Any:
         with np.errstate(all="ignore"):
-            result = self.apply(partial(self.library.matrix[value.op], **keywords), [x, q])
-        return cast(Array, self.library.cast(result, "float64"))
+            return self.apply(partial(self.library.matrix[value.op], **keywords), operands)
 
     # Axes of the batch
 

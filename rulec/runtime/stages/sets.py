@@ -24,7 +24,7 @@ from rulec.runtime.stages.kept_stacks import KeptStacks
 from rulec.runtime.stages.sources import Array, LaunchValues, ValueSource
 
 #: Functions that take a number for each matrix of a stack.
-_OF_STACKS = frozenset({Op.TOPK, Op.INVERSE_ROOT, Op.QUANTILE})
+_OF_STACKS = frozenset({Op.TOPK, Op.INVERSE_ROOT, Op.QUANTILE, Op.TAKE})
 
 
 class Loaded(Sequence[Any]):

@@ -76,6 +76,10 @@ class TorchFunctions(Functions):
         """The values that torch sorts."""
         return torch.sort(words, dim=-1).values
 
+    def order(self, words: Tensor) -> Tensor:
+        """By a stable sort, which torch has beside another one."""
+        return torch.sort(words, dim=-1, stable=True).indices
+
     def along(self, x: Tensor, places: Tensor) -> Tensor:
         """`torch.gather` takes them."""
         return torch.gather(x, -1, places)
