@@ -4,45 +4,53 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import optax
 
 from rulec.compiler.layout import FLOATS
-from rulec.errors import HyperError, StateMismatch
+from rulec.errors import HyperError
 from rulec.functional.plan import Options
+from rulec.jax.built import BUILT, Built
 from rulec.jax.entries import MASKS, Entry, entries, index
-from rulec.jax.leaves import COMPLEX, flat
-from rulec.jax.recipe import Group, Recipe
+from rulec.jax.leaves import COMPLEX
+from rulec.jax.masks import Maker
+from rulec.jax.recipe import Group
 from rulec.jax.state import Shown
-from rulec.jax.transform import of_recipe, options
+from rulec.jax.transform import options
 
 
 def names(prefix: str = "") -> list[str]:
     """The names of optax's functions, or with the prefix `contrib.` of those of optax.contrib, without the prefix."""
-    return [name.removeprefix(prefix) for name in index() if name.startswith(prefix) and ("." in name) == bool(prefix)]
+    every = [*index(), *BUILT]
+    return [name.removeprefix(prefix) for name in every if name.startswith(prefix) and ("." in name) == bool(prefix)]
 
 
 @functools.cache
 def function_named(name: str) -> Callable[..., optax.GradientTransformationExtraArgs]:
     """The function of that name, such as `adamw` or `contrib.prodigy`; KeyError where there is none."""
-    choices = entries(name)
-    signature = choices[0].signature.replace(return_annotation=optax.GradientTransformationExtraArgs)
+    known = BUILT.get(name)
+    signature = known.signature if known else entries(name)[0].signature
+    signature = signature.replace(return_annotation=optax.GradientTransformationExtraArgs)
+    make = known.build if known else functools.partial(_transformation, name)
 
     def function(*args: Any, **keywords: Any) -> optax.GradientTransformationExtraArgs:
         bound = signature.bind(*args, **keywords)
         bound.apply_defaults()
-        return _transformation(name, bound.arguments)
+        return make(bound.arguments)
 
     package, _, function.__name__ = f"rulec.jax.{name}".rpartition(".")
     function.__qualname__, function.__module__ = function.__name__, package
     function.__signature__ = signature  # type: ignore[attr-defined]
     function.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
     function.__annotations__["return"] = signature.return_annotation
-    function.__doc__ = _documentation(name, choices)
+    function.__doc__ = _built_documentation(known) if known else _documentation(name, entries(name))
     return function
+
+
+def _built_documentation(known: Built) -> str:
+    return f"{known.summary}\n\nTakes what `optax.{known.name}` takes, and has its states.\n"
 
 
 def _documentation(name: str, choices: tuple[Entry, ...]) -> str:
@@ -63,7 +71,7 @@ def _transformation(name: str, values: Mapping[str, Any]) -> optax.GradientTrans
     rule = entry.rule(values)
     hyper = entry.hyper(values, rule)
     mask = next((values[k] for k in MASKS if values.get(k) is not None), None)
-    maker = _Maker(
+    maker = Maker(
         Group(rule, hyper), mask if "weight_decay" in hyper else None, _options(entry, values), _shown(entry, values)
     )
     return _with_inputs(maker.transformation(), entry) if entry.inputs else maker.transformation()
@@ -135,67 +143,3 @@ def _dtype(keyword: str, value: Any) -> str:
     if dtype not in FLOATS:
         raise HyperError(f"{keyword}={value!r} is none of {', '.join(FLOATS)}")
     return dtype
-
-
-@dataclass(frozen=True)
-class _Decayed:
-    """The group of a leaf: 0 where weights decay, 1 where a mask spares them."""
-
-    spared: frozenset[str]
-
-    def __call__(self, name: str, shape: tuple[int, ...]) -> int:
-        return int(name in self.spared)
-
-
-@dataclass(frozen=True, eq=False)
-class _Maker:
-    """A group's transformation; with a mask, leaves without weight decay are a group of their own."""
-
-    group: Group
-    mask: Any
-    options: Options
-    renamed: Mapping[str, Shown]
-
-    def __post_init__(self) -> None:
-        self.group.check()
-
-    def transformation(self) -> optax.GradientTransformationExtraArgs:
-        """The transformation of one recipe, or with a mask of the recipe for each tree."""
-        if self.mask is None or self.mask is True:
-            return self._of(Recipe([self.group], _Decayed(frozenset())))
-
-        def init(params: Any) -> Any:
-            return self._of(self._masked(params)).init(params)
-
-        def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-            tree = grads if params is None else params
-            return self._of(self._masked(tree)).update(grads, state, params, **extra)
-
-        return optax.GradientTransformationExtraArgs(init, update)
-
-    def _of(self, recipe: Recipe) -> optax.GradientTransformationExtraArgs:
-        return of_recipe(recipe, self.options, self.renamed)
-
-    def _masked(self, tree: Any) -> Recipe:
-        spared = Group(self.group.rule, {**self.group.hyper, "weight_decay": 0.0})
-        return Recipe([self.group, spared], _Decayed(_spared(self.mask, tree)))
-
-
-def _spared(mask: Any, tree: Any) -> frozenset[str]:
-    """The names of the leaves with False in a mask. A function is called with the tree for its mask."""
-    known = flat(tree, "the parameter")
-    marks = mask(tree) if _is_function(mask) else mask
-    try:
-        whole = jax.tree.map(lambda word, part: jax.tree.map(lambda _: bool(word), part), marks, tree)
-    except ValueError as error:
-        raise StateMismatch(
-            f"the mask is {jax.tree.structure(marks)} and the parameters are {known.structure}: give True or False for "
-            f"each of these, or for a part of them, or a function that gives that"
-        ) from error
-    return frozenset(name for name, word in zip(known.names, jax.tree.leaves(whole), strict=True) if not word)
-
-
-def _is_function(mask: Any) -> bool:
-    """Whether a mask is called, as optax decides: a tree whose class is callable, such as a module, is not."""
-    leaves = jax.tree.leaves(mask)
-    return bool(leaves) and all(map(callable, leaves))

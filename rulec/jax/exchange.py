@@ -51,7 +51,7 @@ def _check_real(params: Any) -> None:
 
 def _ours(theirs: Any, like: Any, params: Any) -> Any:
     if isinstance(like, State):
-        fields = _fields(theirs)
+        fields = fields_in(theirs)
         return type(like)(**{name: _field(name, fields, ours, params) for name, ours in _named(like).items()})
     return _both(theirs, like, lambda a, b: _ours(a, b, params), theirs)
 
@@ -60,7 +60,7 @@ def _named(state: Any) -> dict[str, Any]:
     return dict(state._asdict())
 
 
-def _fields(theirs: Any) -> dict[str, Any]:
+def fields_in(theirs: Any) -> dict[str, Any]:
     """Every field of the named tuples in a nest of tuples; of several with one name, the outermost."""
     fields: dict[str, Any] = {}
     for name, value in _every_field(theirs):
@@ -79,7 +79,7 @@ def _every_field(theirs: Any) -> Iterator[tuple[str, Any]]:
 
 def _field(name: str, fields: Mapping[str, Any], ours: Any, params: Any) -> Any:
     if name == "count":
-        return jnp.full_like(ours, _count(fields))
+        return jnp.full_like(ours, count_in(fields))
     if name not in fields:
         raise StateMismatch(
             f"the state has no {name!r} but {', '.join(fields) or 'no fields at all'}: give the state of optax's "
@@ -92,7 +92,7 @@ def _field(name: str, fields: Mapping[str, Any], ours: Any, params: Any) -> Any:
     return jnp.asarray(fields[name]).astype(ours.dtype).reshape(ours.shape)
 
 
-def _count(fields: Mapping[str, Any]) -> Any:
+def count_in(fields: Mapping[str, Any]) -> Any:
     """The number of steps taken: from the field with the count, and 1 where there is none."""
     for name in ("count", "t"):
         if name in fields:
@@ -115,16 +115,16 @@ def _like(name: str, theirs: Any, ours: Any, params: Any) -> Any:
 
 def _theirs(like: Any, state: Any, params: Any) -> Any:
     if isinstance(state, State):
-        return _filled(like, _named(state), params)
+        return filled(like, _named(state), params)
     return _both(like, state, lambda a, b: _theirs(a, b, params), state)
 
 
-def _filled(like: Any, ours: Mapping[str, Any], params: Any) -> Any:
+def filled(like: Any, ours: Mapping[str, Any], params: Any) -> Any:
     if not isinstance(like, tuple):
         return like
     names = getattr(like, "_fields", None)
     if names is None:
-        return tuple(_filled(part, ours, params) for part in like)
+        return tuple(filled(part, ours, params) for part in like)
     return type(like)(*(_back(name, part, ours, params) for name, part in zip(names, like, strict=True)))
 
 
@@ -137,7 +137,7 @@ def _back(name: str, like: Any, ours: Mapping[str, Any], params: Any) -> Any:
     if name in counts:
         return jnp.asarray(counts[name], like.dtype)
     if name not in ours:
-        return _filled(like, ours, params)
+        return filled(like, ours, params)
     leaves, structure = jax.tree_util.tree_flatten(like)
     # A number of each parameter is one vector of ours.
     vector = hasattr(ours[name], "shape") and not hasattr(like, "shape")

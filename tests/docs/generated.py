@@ -19,7 +19,7 @@ from tests.docs import (
 from tests.docs.defaults import differences
 from tests.docs.figures import benchmarks
 from tests.docs.language_tables import commands, functions, well_known_ranges
-from tests.docs.optax_table import optax_functions
+from tests.docs.optax_table import optax_functions, optax_names
 from tests.docs.rule_tables import comparison, rule_files, rules, torch_classes
 
 MAKERS: Mapping[str, Callable[[], str]] = {
@@ -32,6 +32,7 @@ MAKERS: Mapping[str, Callable[[], str]] = {
     "defaults": differences,
     "torch-classes": torch_classes,
     "optax-functions": optax_functions,
+    "optax-names": optax_names,
     "benchmarks": benchmarks,
     **es_tables.MAKERS,
     **faults_table.MAKERS,

@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
+import inspect
+
+import optax
+
+import rulec.jax
+from rulec.jax.built import BUILT, Built
 from rulec.jax.entries import Entry, entries, index
 from tests.docs.table import table
 
 
 def optax_functions() -> str:
     """Every function of optax's name, by the keywords that choose its rule."""
-    rows = [_row(entry) for function in sorted(index(), key=_place) for entry in entries(function)]
+    by_name = {name: [_built(each)] for name, each in BUILT.items()}
+    by_name |= {name: [*map(_row, entries(name))] for name in index()}
+    rows = [row for function in sorted(by_name, key=_place) for row in by_name[function]]
     return table(["function", "where", "rule", "lines that are otherwise"], rows)
+
+
+def optax_names() -> str:
+    """optax's functions that make a transformation: those that are here, and those that are optax's alone."""
+    rows = [_names("optax", optax, dir(rulec.jax)), _names("optax.contrib", optax.contrib, dir(rulec.jax.contrib))]
+    return table(["of", "here", "optax's alone"], rows)
+
+
+#: optax's functions without the type of their result that make a transformation all the same.
+_UNTYPED = ("scale_by_factored_rms", "dog", "dowg", "hutchinson_estimator_diag_hessian")
+
+
+def _names(title: str, module: object, here: list[str]) -> list[str]:
+    functions = {name: f for name, f in vars(module).items() if inspect.isfunction(f) and not name.startswith("_")}
+    make = [n for n, f in functions.items() if n in _UNTYPED or "GradientTransformation" in str(_result(f))]
+    # Another name of one function, as nadam, has no entry of its own here.
+    make += [name for name, other in vars(module).items() if name in here and name not in make and callable(other)]
+    parts = [[n for n in sorted(set(make)) if (n in here) is known] for known in (True, False)]
+    return [f"`{title}`", *(", ".join(f"`{name}`" for name in part) for part in parts)]
+
+
+def _result(function: object) -> object:
+    return inspect.signature(function).return_annotation  # type: ignore[arg-type]
 
 
 def _place(function: str) -> tuple[bool, bool, str]:
     """optax's own functions before those of optax.contrib, and in both those for the direction alone last."""
-    return "." in function, entries(function)[0].scales, function
+    direction = entries(function)[0].scales if function in index() else ".scale_by" in f".{function}"
+    return "." in function, direction, function
+
+
+def _built(each: Built) -> list[str]:
+    return [f"`{each.name}`", "", f"`{each.rule}`", each.otherwise]
 
 
 def _row(entry: Entry) -> list[str]:

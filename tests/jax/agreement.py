@@ -11,13 +11,13 @@ import numpy as np
 import optax
 
 import rulec.jax
-from rulec.jax.drop_ins import names
+from rulec.jax.entries import index
 
 STEPS = 16
 HALF = STEPS // 2
 
-#: Every function: those of optax.contrib with the module's name before theirs.
-FUNCTIONS = [*names(), *(f"contrib.{name}" for name in names("contrib."))]
+#: Every function that entries of rules make: those of optax.contrib with the module's name before theirs.
+FUNCTIONS = [*index()]
 
 
 def ours(name: str) -> Any:
@@ -58,17 +58,17 @@ class Both(NamedTuple):
     params: tuple[Any, Any]
 
 
-def loop(pair: tuple[Any, Any]) -> Callable[[Any, Any, Any], Both]:
+def loop(pair: tuple[Any, Any], extra: Mapping[str, Any] | None = None) -> Callable[[Any, Any, Any], Both]:
     """Both transformations on their own parameters, from states of their own, in one function that is compiled.
 
-    Those that take a loss get the norm of the gradients.
+    Those that take a loss get the norm of the gradients, where `extra` has no keywords of the update.
     """
     told = [optax.with_extra_args_support(tx) for tx in pair]
 
     def step(carried: Any, grads: Any) -> Any:
         params, kept = carried
-        loss = optax.tree.norm(grads)
-        made = [tx.update(grads, own, p, value=loss) for tx, own, p in zip(told, kept, params, strict=True)]
+        more = {"value": optax.tree.norm(grads)} if extra is None else extra
+        made = [tx.update(grads, own, p, **more) for tx, own, p in zip(told, kept, params, strict=True)]
         params = tuple(optax.apply_updates(p, update) for p, (update, _) in zip(params, made, strict=True))
         return (params, tuple(new for _, new in made)), tuple(update for update, _ in made)
 
@@ -86,6 +86,26 @@ def loop(pair: tuple[Any, Any]) -> Callable[[Any, Any, Any], Both]:
 def run(pair: tuple[Any, Any], given: Trial) -> Both:
     """Both from the same parameters and their first states."""
     return loop(pair)((given.params, given.params), tuple(tx.init(given.params) for tx in pair), given.grads)
+
+
+def check_moved(
+    pair: tuple[Any, Any], whole: Trial, bound: float, *, across: bool = False, extra: Mapping[str, Any] | None = None
+) -> Both:
+    """Half of the steps by each; then optax's state goes over to ours and ours to optax's, and both end alike."""
+    half = len(jax.tree.leaves(whole.grads)[0]) // 2
+    first, second = (jax.tree.map(lambda g, s=s: g[s], whole.grads) for s in (slice(half), slice(half, None)))
+    steps, states = loop(pair, extra), tuple(tx.init(whole.params) for tx in pair)
+    before = steps((whole.params, whole.params), states, first)
+    assert difference(*before.updates, across=across).max() < bound
+    loaded = rulec.jax.from_optax(before.states[1], pair[0], before.params[1])
+    saved = rulec.jax.to_optax(before.states[0], pair[1], before.params[0])
+    structures: list[Any] = [jax.tree.structure(states) for states in ((loaded, saved), before.states)]
+    assert structures[0] == structures[1]
+    after = steps(before.params[::-1], (loaded, saved), second)
+    plain = steps(before.params, before.states, second)
+    for crossed, straight in zip(after.updates, plain.updates[::-1], strict=True):
+        assert difference(crossed, straight, across=across).max() < 10 * bound
+    return plain
 
 
 def difference(mine: Any, other: Any, across: bool = False) -> np.ndarray[Any, Any]:

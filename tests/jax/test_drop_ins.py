@@ -15,15 +15,16 @@ import pytest
 import rulec
 import rulec.jax
 from rulec.errors import HyperError, StateMismatch
+from rulec.jax.built import BUILT
 from rulec.jax.drop_ins import function_named
 from rulec.jax.entries import entries, index
 from tests.jax.agreement import (
     FUNCTIONS,
     HALF,
     Trial,
+    check_moved,
     difference,
     keywords,
-    loop,
     ours,
     root_in_float64,
     run,
@@ -226,21 +227,9 @@ def test_complex_states_of_real_leaves_are_saved_and_loaded(tmp_path: Path) -> N
     np.testing.assert_array_equal(again.mu["x"], state.mu["x"])
 
 
-def check_moved(name: str, more: dict[str, Any], bound: float, dtype: Any) -> None:
-    """Half of the steps by each; then optax's state goes over to ours and ours to optax's, and both end alike."""
+def check_function(name: str, more: dict[str, Any], bound: float, dtype: Any) -> None:
     given = {**keywords(name, rate(name)), **more}
-    whole, transformations, across = trial(dtype), pair(name, given), "schedule_free" in name
-    first, second = (jax.tree.map(lambda g, s=s: g[s], whole.grads) for s in (slice(HALF), slice(HALF, None)))
-    steps, states = loop(transformations), tuple(tx.init(whole.params) for tx in transformations)
-    before = steps((whole.params, whole.params), states, first)
-    assert difference(*before.updates, across=across).max() < bound
-    loaded = rulec.jax.from_optax(before.states[1], transformations[0], before.params[1])
-    saved = rulec.jax.to_optax(before.states[0], transformations[1], before.params[0])
-    assert jax.tree.structure((loaded, saved)) == jax.tree.structure(before.states)
-    after = steps(before.params[::-1], (loaded, saved), second)
-    plain = steps(before.params, before.states, second)
-    for crossed, straight in zip(after.updates, plain.updates[::-1], strict=True):
-        assert difference(crossed, straight, across=across).max() < 10 * bound
+    check_moved(pair(name, given), trial(dtype), bound, across="schedule_free" in name)
 
 
 def test_a_state_before_its_first_step_goes_over() -> None:
@@ -255,7 +244,7 @@ def test_a_state_before_its_first_step_goes_over() -> None:
 
 
 def test_a_state_of_optax_goes_on() -> None:
-    check_moved("adamw", {"mask": {"layer": True, "scale": False}}, 2**-24 / 1e-3, jnp.float32)
+    check_function("adamw", {"mask": {"layer": True, "scale": False}}, 2**-24 / 1e-3, jnp.float32)
 
 
 @pytest.mark.another
@@ -267,7 +256,7 @@ def test_steps_are_optax_s_and_so_are_states_half_way(
     if name == "contrib.madgrad":
         monkeypatch.setattr(jnp, "sqrt", root_in_float64)
     with jax.enable_x64(True):
-        check_moved(name, more, 1e-12, jnp.float64)
+        check_function(name, more, 1e-12, jnp.float64)
 
 
 def test_states_go_over_inside_of_what_optax_wraps_around() -> None:
@@ -301,7 +290,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
 # Keywords
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [*FUNCTIONS, *BUILT])
 def test_signatures_are_optax_s(name: str) -> None:
     mine, other = inspect.signature(ours(name)), inspect.signature(theirs(name))
     assert mine.parameters == other.parameters
@@ -394,8 +383,8 @@ def test_what_no_rule_computes_is_refused() -> None:
         rulec.jax.contrib.momo().update(jnp.ones(2), rulec.jax.contrib.momo().init(jnp.ones(2)), jnp.ones(2))
     with pytest.raises(TypeError, match="'learning_rate'"):
         rulec.jax.adam()
-    with pytest.raises(AttributeError, match="no attribute 'adafactor'"):
-        rulec.jax.adafactor(0.1)
+    with pytest.raises(AttributeError, match="no attribute 'adafactor_paper'"):
+        rulec.jax.adafactor_paper(0.1)
     with pytest.raises(StateMismatch, match=r"^the mask is .* for each of these"):
         rulec.jax.adamw(0.1, mask={"w": True}).init({"w": jnp.ones(2), "b": jnp.ones(2)})
 

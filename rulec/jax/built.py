@@ -1,0 +1,48 @@
+"""Functions of optax's names that are more than the keywords of one rule: each is built by a function of ours."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import optax
+
+#: From the keywords of optax's function, all of them, to the transformation.
+Build = Callable[[Mapping[str, Any]], optax.GradientTransformationExtraArgs]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A function of optax, and what builds its transformation; `rule` is the rule that it computes a form of."""
+
+    name: str
+    rule: str
+    summary: str
+    otherwise: str
+    build: Build
+    #: optax's own function, as it was before anybody put another in its place.
+    theirs: Callable[..., Any]
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The signature of optax's function."""
+        return inspect.signature(self.theirs)
+
+
+#: Name, such as `adafactor` or `contrib.muon` -> what builds it.
+BUILT: dict[str, Built] = {}
+
+
+def built(name: str, rule: str, otherwise: str) -> Callable[[Build], Build]:
+    """Enters what builds a function of optax; `otherwise` says what optax computes otherwise than the rule."""
+
+    def enter(build: Build) -> Build:
+        theirs = functools.reduce(getattr, name.split("."), optax)
+        summary = (build.__doc__ or "").strip().splitlines()[0]
+        BUILT[name] = Built(name, rule, summary, otherwise, build, theirs)
+        return build
+
+    return enter
