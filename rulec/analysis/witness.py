@@ -14,8 +14,8 @@ import numpy as np
 
 from rulec.analysis.accumulate import accumulating
 from rulec.analysis.flow import Flow
+from rulec.compiler.foreseen import decide
 from rulec.compiler.inputs import drawn_input
-from rulec.compiler.lower import decide
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.routing import applies
 from rulec.compiler.view import static_defaults, view_of

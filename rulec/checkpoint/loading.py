@@ -11,8 +11,8 @@ from rulec.checkpoint.content import Checkpoint, Leaf, Parameter, Run, check_apa
 from rulec.checkpoint.convert import decoded, reweighed
 from rulec.checkpoint.reading import read
 from rulec.checkpoint.tensors import Stored
+from rulec.compiler.foreseen import decide
 from rulec.compiler.layout import scale_name
-from rulec.compiler.lower import decide
 from rulec.compiler.view import view_of
 from rulec.compiler.weights import is_part
 from rulec.errors import StateMismatch

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from rulec.compiler.across_shapes import WIDE_LEVELS, AcrossShapes, is_wide
 from rulec.compiler.axes import AxisInference
-from rulec.compiler.indices import fuse, index_of
+from rulec.compiler.dimensions import of_shape
+from rulec.compiler.foreseen import FORESEEN, decide, foreseen, is_made_of
+from rulec.compiler.indices import fuse
 from rulec.compiler.ir import (
-    COLS,
     LEVEL_AXES,
     PLAIN,
-    ROWS,
     Axes,
     Buffer,
     Memory,
@@ -26,23 +25,18 @@ from rulec.compiler.ir import (
     Written,
     axes_of_letters,
 )
-from rulec.compiler.simplify import fold_node, of_operations
+from rulec.compiler.simplify import as_number, as_truth, fold_node, of_operations, with_operands_of_kind
 from rulec.compiler.view import grouping, placed_as
 from rulec.compiler.weights import in_memory, part_axes, stored, unbiased, weight, with_memory
 from rulec.compiler.widen import widened
 from rulec.language.evaluations import standalone
-from rulec.language.expr.arithmetic import NUMPY, number_known
 from rulec.language.expr.counts import Count, count_of
 from rulec.language.expr.node import (
     FACTS,
-    NUMBERS,
-    PLACED,
     WAVES,
     Kind,
     Node,
     Op,
-    const,
-    extent,
     is_boolean,
     name,
     names_in,
@@ -50,11 +44,10 @@ from rulec.language.expr.node import (
     rewrite,
     walk,
 )
-from rulec.language.expr.static import ALONG, is_lowered, lowered
+from rulec.language.expr.static import lowered
 from rulec.language.expr.text import expression_text
 from rulec.language.inputs import LIKE_P, InputKind, matrices_of
 from rulec.language.rule_data import (
-    FLATTENED,
     Assign,
     Branch,
     RuleData,
@@ -63,21 +56,11 @@ from rulec.language.rule_data import (
     assignments,
     conditions,
     differs_by_shape,
-    placed_level,
 )
 from rulec.language.source import Span, rule_error
 from rulec.language.statistics import PREFIX, STORED, UPDATE, Watched, is_joint
 
 _ELEMENT = axes_of_letters("knbij")
-
-#: The leaves of what is known before a step.
-_FORESEEN = (Op.CONST, Op.HYPER, Op.STEP, Op.FACT)
-
-
-def decide(condition: Node, known: Mapping[str, float]) -> bool | None:
-    """The truth of a condition of shape facts and static hyper-parameters; None where it depends on more."""
-    number = number_known(condition, known)
-    return None if number is None else bool(number)
 
 
 @dataclass
@@ -117,8 +100,8 @@ class _Lowering:
             if n.op is Op.NAME:
                 return self._name(str(n.arg))
             if n.op is Op.WIDEN:
-                return widened(_numeric(n.args[0]), cast(Axes, n.arg), self.axes)
-            value = _numeric_operands(lowered(self._of_shape(n)))
+                return widened(as_number(n.args[0]), cast(Axes, n.arg), self.axes)
+            value = with_operands_of_kind(lowered(of_shape(self.rule, n, self.known, self.span)))
             return fuse(value, self.rule) or fold_node(self._limited(_of_operations(value)))
 
         if any(n.op is Op.NAME and str(n.arg) not in self.values for n in walk([value])):
@@ -136,49 +119,6 @@ class _Lowering:
         """The operand that a `where` gives for all tensors of this shape."""
         truth = decide(value.args[0], self.known) if value.op is Op.WHERE else None
         return value if truth is None else value.args[1 if truth else 2]
-
-    def _of_shape(self, value: Node) -> Node:
-        """What is of axes or blocks, as it is for this tensor; `dim(i)` and `index` of its shape."""
-        if value.op is Op.INDEX:
-            return index_of(self.rule, value, self.known, self.span)
-        if value.op is Op.DIM:
-            return self._extent(self._dimension("dim({})", value.args[0]))
-        if value.op in ALONG and not is_lowered(value):
-            *operands, number = value.args
-            return node(value.op, *operands, *self._along(self._dimension("axis={}", number)))
-        if value.op.kind is Kind.REDUCE and value.arg in PLACED:
-            return node(
-                value.op, value.args[0], placed_as(self.rule, str(value.arg), value.args[1], self.known, self.span)
-            )
-        return value
-
-    def _dimension(self, text: str, number: Node) -> int:
-        """The dimension that a number in a call stands for; RuleError, with the call as `text`, where there is none."""
-        known, said = number_known(number, self.known), text.format(expression_text(number))
-        count = int(self.known["ndim"])
-        if known is None:
-            raise rule_error(
-                f"{said} must be known when a kernel is made: make it of numbers and shape facts", self.span
-            )
-        if not float(known).is_integer() or not -count <= known < count:
-            size = f"{count} dimension{'' if count == 1 else 's'}"
-            raise rule_error(f"a tensor of {size} has no {said}: put it under a condition on ndim", self.span)
-        return int(known) % count
-
-    def _extent(self, dimension: int) -> Node:
-        """The extent of a dimension: where it is all rows or all columns of the matrix, these."""
-        count = int(self.known["ndim"])
-        if self.rule.view == FLATTENED and not placed_level(self.rule):
-            if dimension == 0 and count > 1:
-                return ROWS
-            if dimension == count - 1 < 2:
-                return COLS
-        return node(Op.FACT, extent(dimension))
-
-    def _along(self, dimension: int) -> tuple[Node, Node, Node]:
-        """The extent of a dimension, and the numbers of elements before it and after it."""
-        sizes = [self._extent(k) for k in range(int(self.known["ndim"]))]
-        return sizes[dimension], _product(sizes[:dimension]), _product(sizes[dimension + 1 :])
 
     def _limited(self, value: Node) -> Node:
         """A reduction over several tensors, limited to those on the arms around the line."""
@@ -240,7 +180,7 @@ class _Lowering:
 
     def _stored(self, target: str, value: Node) -> Node:
         """The value as a number; for a state of a group or model, with counts and hyper-parameters of that level."""
-        value = _numeric(value)
+        value = as_number(value)
         state = self.rule.state.get(target)
         return _at_level(value, state.per) if state is not None and state.per in WIDE_LEVELS else value
 
@@ -260,9 +200,9 @@ class _Lowering:
             return
         place = self._places[id(line)]
         # Known before a step, where it is of hyper-parameters, `t` and shape facts alone.
-        foreseen = is_made_of(condition, _FORESEEN)
+        foreseen = is_made_of(condition, FORESEEN)
         if foreseen:
-            condition = self.predicates[place] = _truth(condition)
+            condition = self.predicates[place] = as_truth(condition)
         if place in self.assumed:
             self._arm(line, self.assumed[place])
             for key, axes in self.meant.get(place, {}).items():
@@ -281,7 +221,7 @@ class _Lowering:
         self._arm(line, False, None if place is None else node(Op.NOT, condition))
         for key in self.values:
             if key in then and then[key] is not self.values[key]:
-                merged = node(Op.WHERE, condition, _numeric(then[key]), _numeric(self.values[key]))
+                merged = node(Op.WHERE, condition, as_number(then[key]), as_number(self.values[key]))
                 self.written.setdefault(merged, (line.span, name(key)))
                 self.values[key] = self._stored(key, merged)
                 if place is not None and (axes := self.axes.fitting(self.values[key])) is not None:
@@ -299,16 +239,11 @@ class _Lowering:
 
     def _widened(self, value: Node, axes: Axes) -> Node:
         """The value with these axes: it has fewer where the line, or this arm of a branch, needs no more."""
-        return widened(_numeric(value), axes, self.axes) if self._joins or not axes.number else value
-
-
-def _product(factors: Sequence[Node]) -> Node:
-    """The product of some extents."""
-    return functools.reduce(lambda a, b: node(Op.MUL, a, b), factors) if factors else const(1)
+        return widened(as_number(value), axes, self.axes) if self._joins or not axes.number else value
 
 
 def _of_operations(value: Node) -> Node:
-    return of_operations(value, value.op in WAVES and is_made_of(value, _FORESEEN))
+    return of_operations(value, value.op in WAVES and is_made_of(value, FORESEEN))
 
 
 def _at_level(value: Node, level: str) -> Node:
@@ -326,35 +261,12 @@ def _at_level(value: Node, level: str) -> Node:
     return rewrite([value], change, reductions)[0]
 
 
-def _numeric(value: Node) -> Node:
-    return node(Op.WHERE, value, const(1), const(0)) if is_boolean(value) else value
-
-
-def _truth(value: Node) -> Node:
-    return value if is_boolean(value) else node(Op.NE, value, const(0))
-
-
-def _numeric_operands(value: Node) -> Node:
-    """Operands of the right kind: truth values as 1 and 0 where numbers belong, and numbers as truth values."""
-    if value.op.kind is Kind.LOGIC:
-        return node(value.op, *map(_truth, value.args))
-    if value.op is Op.WHERE:
-        same = is_boolean(value.args[1]) == is_boolean(value.args[2])
-        return node(Op.WHERE, _truth(value.args[0]), *(value.args[1:] if same else map(_numeric, value.args[1:])))
-    return node(value.op, *map(_numeric, value.args), value.arg) if any(map(is_boolean, value.args)) else value
-
-
 def _leaves(rule: RuleData, states: Mapping[str, Any], memory: Memory) -> dict[str, Node]:
     """The value of each name before the first line."""
     leaves = {fact: node(Op.FACT, fact) for fact in FACTS}
     leaves |= {key: node(Op.HYPER, key) for key in rule.hyper}
     leaves |= {key: node(Op.LOAD, key) for key in (*states, *rule.inputs)}
     return leaves | {"g": node(Op.LOAD, "g"), "grad": node(Op.LOAD, "g"), "p": weight(memory), "t": node(Op.STEP)}
-
-
-def is_made_of(value: Node, leaves: Container[Op]) -> bool:
-    """Whether a value is arithmetic on these leaves alone."""
-    return all(n.op in leaves if n.op.kind is Kind.LEAF else n.op in NUMPY for n in walk([value]))
 
 
 def lower(
@@ -384,12 +296,12 @@ def lower(
     lowering = _Lowering(rule, known, _leaves(rule, states, memory), axes, assumed or {}, meant or {}, watch)
     before = dict(lowering.values)
     lowering.statements(rule.step)
-    skip = None if rule.skip is None else _truth(lowering.expression(rule.skip))
+    skip = None if rule.skip is None else as_truth(lowering.expression(rule.skip))
     if skip is not None:
         lowering.note_sites(skip, "skip")
     stores = []
     for key in (*states, "p"):
-        value, old = _numeric(lowering.values[key]), before[key]
+        value, old = as_number(lowering.values[key]), before[key]
         if value is not old:
             stores += stored(memory, value) if key == "p" else [_state_store(rule, memory, key, value)]
     present = tuple((key, each) for key, each in watch if is_joint(each) or not _lacks(lowering, each, static))
@@ -400,7 +312,7 @@ def lower(
     for key, state in states.items():
         if key in extents:
             counts.append(Count(f"an extent of state {key}", extents[key], bounded=True, span=state.span))
-        buffers.append(Buffer(key, "state", axes.buffers[key], _numeric(resolve.expression(state.init))))
+        buffers.append(Buffer(key, "state", axes.buffers[key], as_number(resolve.expression(state.init))))
     read = {str(n.arg) for n in walk([s.value for s in stores] + ([] if skip is None else [skip])) if n.op is Op.LOAD}
     for key in (key for key in rule.inputs if key in read):
         if key in of_inputs:
@@ -413,7 +325,7 @@ def lower(
     program = Program(
         rule.name, rule, tuple(buffers), rule.hyper, (Stage(tuple(stores)),), labels=lowering.labels,
         skip=skip, evaluate=evaluate, places=lowering.places, predicates=tuple(lowering.predicates.items()),
-        sites=lowering.sites, counts=tuple(_foreseen(count, rule) for count in counts), parts=parts,
+        sites=lowering.sites, counts=tuple(foreseen(count, rule) for count in counts), parts=parts,
         meant=lowering.over, static=static, written=lowering.written, watch=watch,
     )  # fmt: skip
     return with_memory(program, memory)
@@ -426,7 +338,7 @@ def _statistics(lowering: _Lowering, watch: Watched, old: Node, memory: Memory) 
     done = []
     for key, statistic in watch:
         lowering.span = statistic.span
-        value = _numeric(lowering.expression(statistic.value))
+        value = as_number(lowering.expression(statistic.value))
         lowering.note_sites(value, PREFIX + key)
         axes = lowering.axes.axes(value)
         if {"i", "j"} <= set(axes.letters):
@@ -458,41 +370,6 @@ def _lacks(lowering: _Lowering, statistic: Statistic, static: Mapping[str, float
 
 def _state_store(rule: RuleData, memory: Memory, key: str, value: Node) -> Store:
     return unbiased(memory, key, value, [*rule.state].index(key)) if key in memory.unbiased else Store(key, value)
-
-
-def _foreseen(count: Count, rule: RuleData) -> Count:
-    """The same count; RuleError where it is not known before a step, or a `fixed` one not when a kernel is made."""
-    leaves = (Op.CONST, Op.FACT, Op.HYPER) if count.fixed else _FORESEEN
-    for value in count.values:
-        if not is_made_of(value, leaves):
-            parts = f"hyper-parameters{'' if count.fixed else ', t'}"
-            raise rule_error(
-                f"{count.what} must be known before a step: make it of numbers, {parts} and shape facts", count.span
-            )
-        differing = [str(n.arg) for n in walk([value]) if n.op is Op.FACT and n.arg in NUMBERS]
-        if differing and count.fixed:
-            raise rule_error(
-                f"{count.what} depends on {differing[0]}, which differs between tensors of one kernel: make it of "
-                f"numbers, static hyper-parameters and shape facts", count.span,
-            )  # fmt: skip
-        moving = [str(n.arg) for n in walk([value]) if n.op is Op.HYPER and not rule.hyper[str(n.arg)].static]
-        if moving and count.fixed:
-            raise rule_error(
-                f"{count.what} depends on {moving[0]}, which may change between steps: declare {moving[0]} static",
-                count.span,
-            )
-    return count
-
-
-def check_counts(program: Program, known: Mapping[str, float]) -> Program:
-    """The same program; RuleError at the place of a count outside its range at these values.
-
-    `known` has values of hyper-parameters and of shape facts. Counts of other values are not checked.
-    """
-    for count in program.counts:
-        if problem := count.problem(known):
-            raise rule_error(problem, count.span)
-    return program
 
 
 def _state_axes(

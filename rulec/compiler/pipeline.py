@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rulec.compiler.axes import infer_axes
+from rulec.compiler.foreseen import check_counts, decide
 from rulec.compiler.indices import view_key
 from rulec.compiler.ir import PLAIN, Memory, Program, verify
 from rulec.compiler.layout import Layout, scheduled
-from rulec.compiler.lower import check_counts, decide, lower
+from rulec.compiler.lower import lower
 from rulec.compiler.scalars import hoist_scalars, reduced_states
 from rulec.compiler.stages import split_stages
 from rulec.compiler.view import grouping, plain_facts, static_defaults

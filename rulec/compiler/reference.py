@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from rulec.compiler.foreseen import check_counts, decide
 from rulec.compiler.interpreter import Array, Key, Run, Tensor
 from rulec.compiler.interpreter import arithmetic as named_arithmetic
 from rulec.compiler.ir import Program
-from rulec.compiler.lower import check_counts, decide
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import resolve_hyper

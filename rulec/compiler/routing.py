@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Generic
 
-from rulec.compiler.lower import decide
+from rulec.compiler.foreseen import decide
 from rulec.compiler.view import matrix_view
 from rulec.errors import RuleError
 from rulec.language.evaluations import standalone

@@ -1,4 +1,4 @@
-"""Constant folding, and trigonometric functions from operations that every backend has.
+"""Truth values and numbers, constant folding, and trigonometric functions from operations that every backend has.
 
 Folding uses only identities that hold for every IEEE number, signed zeros, infinities and NaN included. They also keep
 a value's axes: `where(g > 0, a, a)` has one value per element, though all are the same, and its sum counts the
@@ -18,6 +18,26 @@ import numpy as np
 
 from rulec.language.expr.arithmetic import NUMPY
 from rulec.language.expr.node import WAVES, Kind, Node, Op, const, is_boolean, node
+
+
+def as_number(value: Node) -> Node:
+    """The value as a number: a truth value is 1 or 0."""
+    return node(Op.WHERE, value, const(1), const(0)) if is_boolean(value) else value
+
+
+def as_truth(value: Node) -> Node:
+    """The value as a truth value: a number is true unless it is 0."""
+    return value if is_boolean(value) else node(Op.NE, value, const(0))
+
+
+def with_operands_of_kind(value: Node) -> Node:
+    """Operands of the right kind: truth values as 1 and 0 where numbers belong, and numbers as truth values."""
+    if value.op.kind is Kind.LOGIC:
+        return node(value.op, *map(as_truth, value.args))
+    if value.op is Op.WHERE:
+        same = is_boolean(value.args[1]) == is_boolean(value.args[2])
+        return node(Op.WHERE, as_truth(value.args[0]), *(value.args[1:] if same else map(as_number, value.args[1:])))
+    return node(value.op, *map(as_number, value.args), value.arg) if any(map(is_boolean, value.args)) else value
 
 
 def fold_node(value: Node) -> Node:

@@ -17,9 +17,9 @@ import numpy as np
 
 from rulec.backend import registry
 from rulec.compiler.axes import AxisInference
+from rulec.compiler.foreseen import check_counts
 from rulec.compiler.ir import PLAIN, Axes, Buffer, Memory, Program, Stage, Store
 from rulec.compiler.layout import PLAIN_STORAGE, Layout, layout_for, scheduled
-from rulec.compiler.lower import check_counts
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
 from rulec.compiler.scalars import ScalarTable, evaluate_once

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from rulec.compiler.lower import decide
+from rulec.compiler.foreseen import decide
 from rulec.compiler.weights import is_part
 from rulec.language.evaluations import evaluations
 from rulec.language.expr.node import const

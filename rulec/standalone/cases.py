@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from rulec.compiler.foreseen import decide
 from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout, array_buffers, is_shaped, is_viewed, layout_for, scheduled
-from rulec.compiler.lower import decide
 from rulec.compiler.pipeline import compile, shape_conditions
 from rulec.compiler.simplify import fold_node
 from rulec.compiler.view import static_defaults, view_of

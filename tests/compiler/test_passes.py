@@ -11,8 +11,8 @@ import pytest
 
 import rulec
 from rulec import RuleError
+from rulec.compiler.foreseen import decide
 from rulec.compiler.ir import Program, Stage, Store, verify
-from rulec.compiler.lower import decide
 from rulec.compiler.pipeline import compile as compile_rule
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.compiler.scalars import ScalarTable

@@ -22,10 +22,10 @@ from rulec.backend import registry
 from rulec.backend.capabilities import capabilities_of
 from rulec.backend.protocol import Backend
 from rulec.compiler.axes import AxisInference
+from rulec.compiler.foreseen import check_counts
 from rulec.compiler.indices import is_of_elements
 from rulec.compiler.ir import Memory, Program
 from rulec.compiler.layout import ITEM_SIZE, Layout, is_shaped, is_viewed, layout_for
-from rulec.compiler.lower import check_counts
 from rulec.compiler.memory import ringed, stored_alike
 from rulec.compiler.pipeline import compile
 from rulec.compiler.routing import Router
