@@ -15,6 +15,7 @@ from pytorch_optimizer.optimizer.scion import LMONorm
 from rulec.array_api import random
 from tests.rules.normed import NORMED
 from tests.rules.peer import Peer, adam_like, printed_peer, torch_peer
+from tests.rules.printed_axes import DASHAxes, KLSOAPAxes
 from tests.rules.printed_decomposed import AdaGO, Dion, Dion2, Iso, NorDion2, SPlus
 from tests.rules.printed_momenta import SpectralNormDecay
 from tests.rules.printed_muons import AdaMuonSign, Aurora, Mano, MarsM, MuonBP, SinkGD, TurboMuon
@@ -133,31 +134,44 @@ _CONDA = inside(
     "theirs has our singular vectors, which are float64 and have fixed signs",
 )
 
-_SOLVED: tuple[Peer, ...] = (
-    inside(
-        flattened(
-            torch_peer(
-                "kron", Kron, _kron,
-                {"lr": 0.02, "momentum": 0.8, "weight_decay": 0, "every": 2},
-                "with our random numbers, a fixed interval, no balancing, and in float64",
-            )
-        ),
+
+def _kron_peer(name: str) -> Peer:
+    return torch_peer(
+        name, Kron, _kron, {"lr": 0.02, "momentum": 0.8, "weight_decay": 0, "every": 2},
+        "with our random numbers, a fixed interval, no balancing, and in float64",
+    )  # fmt: skip
+
+
+def _wide(peer: Peer) -> Peer:
+    return inside(
+        peer,
         patched(**{"pytorch_optimizer.optimizer.psgd.solve_triangular_right": _solve_right}),
         "theirs solves triangles in float64 instead of float32",
-    ),
-    flattened(
-        torch_peer(
-            "scalableshampoo", pytorch_optimizer.ScalableShampoo, _shampoo,
-            {"lr": 0.02, "beta1": 0.8, "beta2": 0.9, "eps": 0.01, "start": 5, "every": 3},
-            "with exact roots, and tensors in the shapes they have",
-        )
-    ),
+    )
+
+
+def _scalable(name: str) -> Peer:
+    return torch_peer(
+        name, pytorch_optimizer.ScalableShampoo, _shampoo,
+        {"lr": 0.02, "beta1": 0.8, "beta2": 0.9, "eps": 0.01, "start": 5, "every": 3},
+        "with exact roots, and tensors in the shapes they have",
+    )  # fmt: skip
+
+
+_DASH = {**_ADAM, "beta3": 0.9, "matrix_eps": 1e-3, "every": 3}
+
+_SOLVED: tuple[Peer, ...] = (
+    _wide(flattened(_kron_peer("kron"))), _wide(_kron_peer("kron_axes")), flattened(_scalable("scalableshampoo")),
+    _scalable("scalableshampoo_axes"),
     routed(
         torch_peer(
-            "dash", pytorch_optimizer.DASH, _dash, {**_ADAM, "beta3": 0.9, "matrix_eps": 1e-3, "every": 3},
+            "dash", pytorch_optimizer.DASH, _dash, _DASH,
             "with exact roots, and one block for each tensor",
         ),
         _adam(), batches=True,
+    ),
+    printed_peer(
+        "dash_axes", "the formulas of the authors' code, with the factors of Distributed Shampoo", DASHAxes, _DASH
     ),
 )  # fmt: skip
 
@@ -204,6 +218,13 @@ _WHITENED: tuple[Peer, ...] = (
     printed_peer("kl_shampoo", "the paper's Figure 2", KLShampoo, {**_BASES, "initial": 0.3}),
     printed_peer(
         "kl_soap", "the paper's Figure 2", KLSOAP, {**_BASES, "eps": 1e-4, "every": 9}, "with our first eigenvectors"
+    ),
+    printed_peer(
+        "kl_soap_axes",
+        "the paper's Figure 2, for the axes of the authors' code",
+        KLSOAPAxes,
+        {**_BASES, "eps": 1e-4, "every": 9},
+        "with our first eigenvectors",
     ),
     printed_peer(
         "moso", "its formula", Moso, {**_ADAM, "eps": 1e-8, "momentum": 0.7, "beta": 0.9, "weight_decay": 0.07}

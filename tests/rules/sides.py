@@ -94,7 +94,7 @@ class Inside:
 
 def routed(peer: Peer, other: Peer, *, batches: bool = False) -> Peer:
     """The row whose other side takes what is no matrix, or no batch of matrices, to that of another row."""
-    dimensions = (2, 3, 4) if batches else (2,)
+    dimensions = (2, 3, 4, 5) if batches else (2,)
 
     def start(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
         return Routed(peer.start, other.start, params, hyper, dimensions)

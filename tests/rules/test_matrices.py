@@ -28,6 +28,7 @@ FIRST = tuple({peer.composed: peer for peer in reversed(MATRICES)}.values())
 WITHOUT_DIGITS = (
     "shampoo", "shampoo_axes", "soap", "soap_axes", "galore", "fira", "conda", "scalableshampoo", "dash", "splus",
     "kl_soap", "moso", "iso", "muon_remez", "muon_sphere", "ldadam", "frugal", "sgd >> transforms/spectral_norm_decay",
+    "kl_soap_axes", "dash_axes", "scalableshampoo_axes",
 )  # fmt: skip
 #: Rules that keep norms or singular values of weights, and how many dimensions these have: those of zero stay.
 FIXED = {"iso": (2,), "adam_hr": (2, 3, 4), "muon_hr": (2, 3, 4)}
@@ -38,6 +39,18 @@ EXACT = tuple(peer for peer in FIRST if peer.composed not in WITHOUT_DIGITS)
 @pytest.mark.parametrize("peer", MATRICES, ids=str)
 def test_float64(peer: Peer) -> None:
     trial = Trial("float64", STEPS, SHAPES)
+    ours = our_run(peer.ours(), trial.params, peer.hyper, "reference")
+    theirs = peer.start(trial.params, peer.hyper)
+    assert largest_difference(ours, theirs, trial, peer.hyper).relative <= RELATIVE_FLOAT64
+
+
+#: Kernels of convolutions of two dimensions, of one and of three, with sides that differ; a matrix and a vector.
+KERNELS = ((6, 4, 3, 3), (5, 3, 2), (7, 4), (9,), (3, 1, 2, 2, 2))
+
+
+@pytest.mark.parametrize("peer", [peer for peer in MATRICES if peer.rule.endswith("_axes")], ids=str)
+def test_kernels_of_convolutions(peer: Peer) -> None:
+    trial = Trial("float64", STEPS, KERNELS)
     ours = our_run(peer.ours(), trial.params, peer.hyper, "reference")
     theirs = peer.start(trial.params, peer.hyper)
     assert largest_difference(ours, theirs, trial, peer.hyper).relative <= RELATIVE_FLOAT64
