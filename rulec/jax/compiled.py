@@ -29,8 +29,7 @@ from rulec.functional.step_values import Statistics
 from rulec.functional.values import Leaf, Values, leaves_of
 from rulec.jax import cpu
 from rulec.jax.first import first_values
-from rulec.jax.inputs import check_inputs, matrices_by_leaf
-from rulec.jax.leaves import Tree, called, flat, leaf_name, like
+from rulec.jax.leaves import Tree, called, check_inputs, flat, leaf_name, like, matrices_by_leaf
 from rulec.jax.library import compiler_options, is_traced
 from rulec.jax.packing import Packed, packed
 from rulec.jax.recipe import Group, Recipe

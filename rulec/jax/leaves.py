@@ -1,9 +1,9 @@
-"""The leaves of a tree of arrays: their names, and errors for leaves that no rule can update."""
+"""The leaves of a tree of arrays: their names, errors for leaves that no rule can update, and matrices beside them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from rulec.compiler.layout import FLOATS
 from rulec.errors import TensorError
+from rulec.functional.plan import StepPlan
 
 #: The name of a leaf that is the whole tree.
 WHOLE = "the parameter"
@@ -188,6 +189,37 @@ def _other_structure(flattened: Tree, model: Tree, what: str) -> TensorError:
 
 #: dtype of the real and imaginary parts -> complex dtype.
 COMPLEX = {"float32": "complex64", "float64": "complex128"}
+
+
+def matrices_by_leaf(tree: Any, model: Tree, what: str) -> list[Any]:
+    """The matrix of each leaf of `model`, None where the tree has none; TensorError for one of no leaf."""
+    paths, leaves, _ = paths_of(tree)
+    matrices = {name: leaf for (_, name), leaf in zip(paths, leaves, strict=True)}
+    for name in matrices:
+        if name not in model.names:
+            raise TensorError(f"{called(what, name)} is given, and there is no such parameter: leave it out")
+    return [matrices.get(name) for name in model.names]
+
+
+def check_inputs(plan: StepPlan, inputs: Mapping[str, Any]) -> None:
+    """TensorError where a matrix that a step reads is missing, or of another shape or dtype."""
+    for bucket in plan.buckets:
+        for buffer in bucket.program.buffers:
+            if buffer.role != "input" or buffer.axes.number or buffer.axes.elementwise or buffer.name not in inputs:
+                continue
+            for i, place in enumerate(bucket.places):
+                what = f"the input {buffer.name} of {plan.leaves[place].name}"
+                wanted = bucket.kept_shape(i, buffer.axes), bucket.layout.dtype(buffer.name)
+                _check_matrix(inputs[buffer.name][place], what, *wanted)
+
+
+def _check_matrix(matrix: Any, what: str, shape: Sequence[int], dtype: str) -> None:
+    if matrix is None:
+        raise TensorError(f"{what} is missing: the rule of this parameter needs a matrix of shape {tuple(shape)}")
+    if jnp.shape(matrix) != tuple(shape):
+        raise TensorError(f"{what} has shape {jnp.shape(matrix)}, where {tuple(shape)} is expected")
+    if str(jnp.result_type(matrix)) != dtype:
+        raise TensorError(f"{what} is of {jnp.result_type(matrix)}, where {dtype} is expected")
 
 
 def paired(array: Any) -> Any:
