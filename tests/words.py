@@ -31,7 +31,7 @@ LEFT_BEHIND = frozenset({
     "Between", "Cargo", "Census", "Delegated", "Delegation", "Delegations", "Halves", "Meeting", "MeshPeers", "Parcel",
     "PortionValues", "Residence", "Roster", "SkippedThere", "Surroundings", "Told", "Totals", "Turns", "WholeValues",
     "_all_peers", "_meeting_peers", "_peers_along", "check_placed", "first_meeting_of", "in_turn", "is_placed",
-    "meeting_of", "totals_of", "turn_of",
+    "knows_only_there", "meeting_of", "residence_of", "totals_of", "turn_of",
 })  # fmt: skip
 
 #: Names of checks: of helpers, of NumPy, torch and unittest.mock, and of pytest.

@@ -81,7 +81,7 @@ class Engine:
         self._launcher = Launcher(self.rule, self._common, router.rules)
         self.hyper, self.hyper_names = self._values.known, self._values.names
         self.tensors, self.buckets = self._homes.tensors, self._homes.by_key
-        self.host, self.shared, self.skipped_there = self._common.host, self._common.shared, self._common.skipped_there
+        self.host, self.shared, self.device_skips = self._common.host, self._common.shared, self._common.device_skips
         self._last: tuple[tuple[int, ...], list[Part]] = ((), [])
         self._ways: dict[Any, RuleData | None] = {}
         self._within: dict[Any, Bucket | None] = {}
@@ -238,7 +238,7 @@ class Engine:
     def end(self) -> None:
         """Closes a step: states of groups and the model take their new values."""
         self.shared.end()
-        self.skipped_there.close()
+        self.device_skips.close()
 
     def fire(
         self, ids: tuple[int, ...], grads: Sequence[Any], hyper: Numbers, inputs: Mapping[str, Any] | None = None

@@ -209,7 +209,7 @@ def test_updates_that_were_skipped_are_counted_on_the_device() -> None:
     after = ours.everything()
     for key, value in before.items():
         np.testing.assert_array_equal(after[key], value, err_msg=key)
-    assert ours.engine.skipped_there.steps(ours.engine.host) == 1
+    assert ours.engine.device_skips.steps(ours.engine.host) == 1
     ours.step(2, [0, 1, 2])
     assert [float(ours.engine.state(i)["step"]) for i in range(3)] == [2, 2, 2]
 
@@ -217,10 +217,10 @@ def test_updates_that_were_skipped_are_counted_on_the_device() -> None:
 def test_skipped_updates_are_counted_where_a_graph_goes_on_counting() -> None:
     ours = Run(SKIPPING, Elsewhere())
     ours.step(0, [0, 1, 2], factor=float("nan"))
-    assert ours.engine.skipped_there._count is not None
-    counted, _ = ours.engine.skipped_there._count
+    assert ours.engine.device_skips._count is not None
+    counted, _ = ours.engine.device_skips._count
     ours.step(1, [0, 1, 2], factor=float("nan"))
-    assert float(counted) == ours.engine.skipped_there.steps(ours.engine.host) == 2
+    assert float(counted) == ours.engine.device_skips.steps(ours.engine.host) == 2
 
 
 def test_what_a_scale_was_too_large_for_was_not_skipped_by_the_rule() -> None:
@@ -229,7 +229,7 @@ def test_what_a_scale_was_too_large_for_was_not_skipped_by_the_rule() -> None:
     for seed, broken in enumerate((False, True)):
         scaling = Scaling(torch.tensor(float(broken)), scale)
         ours.step(seed, [0, 1, 2], scaling, factor=float("inf") if broken else 2.0)
-    assert ours.engine.skipped_there.steps(ours.engine.host) == 0
+    assert ours.engine.device_skips.steps(ours.engine.host) == 0
     assert [float(ours.engine.state(i)["step"]) for i in range(3)] == [1, 1, 1]
 
 

@@ -124,5 +124,5 @@ def test_a_graph_counts_what_the_rule_skipped() -> None:
     for seed in range(3, 7):
         static.give(seed, float("nan") if seed % 2 else 1.0)
         graph.replay()
-    assert ours.engine.skipped_there.steps(ours.engine.host) == 2
+    assert ours.engine.device_skips.steps(ours.engine.host) == 2
     assert float(ours.engine.state(0)["step"]) == 5

@@ -283,7 +283,7 @@ class Bucket:
         else:
             version.rows = ScalarRows(version.program, self.groups, facts)
 
-    def knows_only_there(self, state: str) -> bool:
+    def is_on_device_only(self, state: str) -> bool:
         """Whether a scalar state is kept on the device, because it follows from reductions of kernels there."""
         late = any(s.buffer == state for s in self.program.finish)
         return self.resident or (late and self.capabilities.on_device)

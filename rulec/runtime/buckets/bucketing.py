@@ -97,15 +97,15 @@ class Extension:
                 continue
             each = zip(self.hyper, self.facts, strict=True)
             initial = np.array([float(evaluate_once(buffer.init, h, f, {})) for h, f in each])
-            there = bucket.knows_only_there(buffer.name)
+            on_device = bucket.is_on_device_only(buffer.name)
             if "n" in letters:
                 old = self._numbers_of(buffer.name)
-                device = bucket.device if there else None
+                device = bucket.device if on_device else None
                 bucket.scalar_states[buffer.name] = self.common.arrays.vector(np.concatenate([old, initial]), device)
                 continue
             of_group = "k" in letters
             places = [t.group if of_group else 0 for t in self.tensors]
-            library = bucket.library if there else self.common.host
+            library = bucket.library if on_device else self.common.host
             self.common.shared.start(buffer.name, of_group, places, initial, library)
 
     def _numbers_of(self, state: str) -> Any:
@@ -243,10 +243,10 @@ class Buckets:
     ) -> Bucket:  # fmt: skip
         backend = registry.usable(self._backend or self.common.arrays.backend(device))
         capabilities = capabilities_of(backend)
-        there = capabilities.on_device
+        on_device = capabilities.on_device
         # Whether a step is skipped is known on the device alone, and so is then how often there was one.
-        resident = there and (self._resident or program.skip is not None)
-        library = self.common.arrays.library(device, there)
+        resident = on_device and (self._resident or program.skip is not None)
+        library = self.common.arrays.library(device, on_device)
         library.adopt(capabilities)
         decoded = partial(self.common.decoded, device)
         seed = self.common.seed

@@ -58,7 +58,7 @@ class EngineContext:
         self.host = arrays.library("cpu", False)
         self.shared = SharedNumbers()
         self.largest = self.skipped = self.turned = 0
-        self.skipped_there = DeviceSkipCounter()
+        self.device_skips = DeviceSkipCounter()
         self._scratch: dict[Any, Any] = {}
         self._stacks: dict[Any, list[Sequence[Any]]] = {}
 

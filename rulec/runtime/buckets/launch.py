@@ -398,13 +398,13 @@ class Launch:
         true for tensors that keep the old value; on the host, `fired` leaves them out.
         """
         bucket = self.part.bucket
-        there = bucket.knows_only_there(state)
+        on_device = bucket.is_on_device_only(state)
         if state not in bucket.scalar_states:
-            library = bucket.library if there else self.common.host
+            library = bucket.library if on_device else self.common.host
             self.common.shared.keep(state, bucket.groups[fired], values, library, skip_mask)
             return
         numbers = bucket.scalar_states[state].numbers
-        if not there:
+        if not on_device:
             numbers[fired] = values
             return
         if skip_mask is not None:

@@ -92,7 +92,7 @@ class DeviceArguments(KernelArguments):
             return library.cast(library.numbers(number), "float64")
         if buffer in bucket.scalar_states:
             numbers = bucket.scalar_states[buffer].numbers
-            if not bucket.knows_only_there(buffer):
+            if not bucket.is_on_device_only(buffer):
                 return library.numbers(numbers[self.portion.at].astype(np.float64))
             return numbers if self.portion.whole else library.take(numbers, self.portion.at)
         shared = library.numbers(self.launch.common.shared.values[buffer])

@@ -142,7 +142,7 @@ class StagedRun:
         truth = library.copy(library.spread(truth, (len(values),)))
         # A tensor skipped because its scaled gradients overflowed does not count as skipped by the rule.
         by_rule = truth if skip_mask is None else library.arithmetic[Op.GT](truth, skip_mask)
-        self.launch.common.skipped_there.note(library.reduce(Op.MAX, library.cast(by_rule, "float64")), library)
+        self.launch.common.device_skips.note(library.reduce(Op.MAX, library.cast(by_rule, "float64")), library)
         skip_mask = truth if skip_mask is None else library.arithmetic[Op.OR](skip_mask, truth)
         values.rows = replace(values.rows, stays=skip_mask)
         return skip_mask

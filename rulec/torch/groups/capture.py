@@ -25,12 +25,12 @@ from rulec.torch.tensors.tensors import TorchArrays
 class CaptureMode:
     """The capture mode of an optimizer: whether steps of all its parameters can be captured in a CUDA graph.
 
-    `asked` says that the groups ask for numbers on the device. `there` says that a backend on the device updates some
-    parameters; `everywhere` is for all of them. `types` are the types of the parameters' devices.
+    `asked` says that the groups ask for numbers on the device. `on_device` says that a backend on the device updates
+    some parameters; `everywhere` is for all of them. `types` are the types of the parameters' devices.
     """
 
     asked: bool
-    there: bool
+    on_device: bool
     everywhere: bool
     types: frozenset[str]
 
@@ -78,12 +78,12 @@ def is_asked(groups: Sequence[Mapping[str, Any]], options: Options) -> bool:
     return options.capturable or any(group.get(keyword) for group in groups for keyword in ASKING)
 
 
-def residence_of(params: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], options: Options) -> CaptureMode:
+def capture_mode_of(params: Sequence[Tensor], groups: Sequence[Mapping[str, Any]], options: Options) -> CaptureMode:
     """The capture mode of these groups."""
     asked, backend = is_asked(groups, options), options.backend
     steps_here = options.offload is not None and options.offload.kind == "step"
     devices = {"cpu"} if steps_here else {str(p.device) for p in params}
     chosen = [backend or TorchArrays().backend(d) for d in sorted(devices)]
-    there = [capabilities_of(registry.get(b) if isinstance(b, str) else b).on_device for b in chosen]
+    on_device = [capabilities_of(registry.get(b) if isinstance(b, str) else b).on_device for b in chosen]
     types = frozenset({"cpu"} if steps_here else {p.device.type for p in params})
-    return CaptureMode(asked, any(there), bool(there) and all(there), types)
+    return CaptureMode(asked, any(on_device), bool(on_device) and all(on_device), types)

@@ -58,7 +58,7 @@ class OptimizerStep(StepTensors):
         """
         casting = [*filter(torch.is_autocast_enabled, self.capture_mode.types)]
         # Tensors made on the device, and views of transfer buffers, may be written in later steps.
-        kept = self.capture_mode.there or self.offload is not None
+        kept = self.capture_mode.on_device or self.offload is not None
         if casting or (kept and torch.is_inference_mode_enabled()):
             with plain_arithmetic(casting):
                 return self._step(groups, inputs, scaling)
@@ -86,7 +86,7 @@ class OptimizerStep(StepTensors):
         else:
             survey, (present, grads) = None, present_gradients(self.params)
             plan = self.plans.known.get(present)
-        if self.capture_mode.there:
+        if self.capture_mode.on_device:
             self._check_capture(groups, plan, scaling)
         if plan is None:
             plan = self.plans.make(present, grads)
@@ -105,7 +105,7 @@ class OptimizerStep(StepTensors):
         if self.group_states is not None:
             self.group_states.publish(groups)
             self.writer.finish()
-        if self.capture_mode.there:
+        if self.capture_mode.on_device:
             plan.scalings.add(scaling_kind(scaling))
         return True
 

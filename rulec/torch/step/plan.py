@@ -286,5 +286,5 @@ class Writer:
     @property
     def skipped_steps(self) -> int:
         """The number of steps in which a tensor's update was skipped. Waits for devices."""
-        there = max((engine.skipped_there.steps(engine.host) for engine in self._engines), default=0)
-        return self._skipped_steps + there
+        on_device = max((engine.device_skips.steps(engine.host) for engine in self._engines), default=0)
+        return self._skipped_steps + on_device

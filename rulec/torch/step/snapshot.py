@@ -40,7 +40,7 @@ class Snapshot:
     def __init__(
         self, interface: Interface, groups: Groups, options: Options, capture_mode: CaptureMode, names: Sequence[str]
     ) -> None:
-        self._interface, self._options, self._residence, self._names = interface, options, capture_mode, names
+        self._interface, self._options, self._capture_mode, self._names = interface, options, capture_mode, names
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         self.sizes = [len(group["params"]) for group in groups]
         self._locals = any(map(is_dtensor, self.params))
@@ -62,7 +62,7 @@ class Snapshot:
     @property
     def _live(self) -> Callable[[Any], bool] | None:
         """Which hyper-parameters are read on the device; None where none can be."""
-        return self._residence.is_live if self._residence.scales else None
+        return self._capture_mode.is_live if self._capture_mode.scales else None
 
     @property
     def lists(self) -> list[list[Any]]:
@@ -136,7 +136,7 @@ class Snapshot:
 
         TensorError where a storage lacks memory.
         """
-        self._residence.check_capture(NEW_TENSORS)
+        self._capture_mode.check_capture(NEW_TENSORS)
         now = [*map(self._address, self._here)]
         moved = [place for place, pair in enumerate(zip(self._addresses, now, strict=True)) if pair[0] != pair[1]]
         for param, name in zip(self.params, self._names, strict=True):
@@ -147,12 +147,12 @@ class Snapshot:
 
     def take_values(self, groups: Groups, group_rules: Sequence[GroupRule]) -> bool:
         """Takes over the groups' values; False where these no longer mean the rules, random numbers or memory."""
-        self._residence.check_capture(NEW_NUMBERS)
+        self._capture_mode.check_capture(NEW_NUMBERS)
         decaying = {group_rule.entry for group_rule in group_rules if group_rule.decay}
         if not self._flags.same(groups):
             if group_rules_of(self._interface, groups, decaying) != group_rules or words_of(groups) != self._words:
                 return False
-            if is_asked(groups, self._options) != self._residence.asked:
+            if is_asked(groups, self._options) != self._capture_mode.asked:
                 return False
             self._flags = GroupValues(self._interface.flag_keywords, groups)
         self._values, self._doubted = GroupValues(self._interface.group_keywords, groups, self._live), False

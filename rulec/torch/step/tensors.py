@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rulec.errors import RulecError, interrupted
-from rulec.torch.groups.capture import NEW_TENSORS, residence_of
+from rulec.torch.groups.capture import NEW_TENSORS, capture_mode_of
 from rulec.torch.groups.engine import TensorRef, add_parameters, engines_of, in_order, order_of
 from rulec.torch.groups.entries import shared_states
 from rulec.torch.groups.interface import Interface
@@ -59,7 +59,7 @@ class StepTensors:
         self.names = names_of(groups)
         check_parts(options, self.routes)
         check_real(options, self.params, self.names)
-        self.capture_mode = residence_of(self.params, groups, options)
+        self.capture_mode = capture_mode_of(self.params, groups, options)
         self.capture_mode.check_capture(NEW_TENSORS)
         self.snapshot = Snapshot(interface, groups, options, self.capture_mode, self.names)
         #: The transfers of the step, where it is offloaded.
@@ -98,7 +98,7 @@ class StepTensors:
 
     def _add_writer(self) -> None:
         """Makes the writer, and the states of groups and of the model."""
-        interface, on_device = self.interface, self.capture_mode.there
+        interface, on_device = self.interface, self.capture_mode.on_device
         steps, skips = bool(interface.shared) or (on_device and interface.skips), interface.skips and not on_device
         remembers = bool(interface.shared and self.engines)
         written = [route.param for route in self.routes]
@@ -216,7 +216,7 @@ class StepTensors:
     def plain(self) -> AbstractContextManager[Any]:
         """A block of arithmetic as kernels need it: without autocast, and without inference mode on a device."""
         casting = [*filter(torch.is_autocast_enabled, self.capture_mode.types)]
-        kept = self.capture_mode.there or self.offload is not None
+        kept = self.capture_mode.on_device or self.offload is not None
         return plain_arithmetic(casting) if casting or kept else nullcontext()
 
     def check_undisturbed(self, places: Sequence[int]) -> None:
