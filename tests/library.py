@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import rulec
+from rulec.language.rule_data import reads_layers
 from tests.backends.kinds import BETWEEN, KINDS
 
 #: One in so many of the other rules and choices runs with the slow tests.
@@ -25,10 +26,11 @@ SHARE = 16
 def single() -> list[str]:
     """The rules that read one gradient in a step and nothing else.
 
-    Those with passes are stepped by the tests of passes, those with inputs by tests/rules/test_inputs.py. The suite of
-    backends and the oracle step them all.
+    Those with passes are stepped by the tests of passes, those with inputs by tests/rules/test_inputs.py, and those of
+    layers, whose parameters need names, by tests/rules/test_layers.py. The suite of backends and the oracle step all.
     """
-    return [name for name in rulec.rules() if not (rulec.load(name).passes or rulec.load(name).inputs)]
+    rules = {name: rulec.load(name) for name in rulec.rules()}
+    return [name for name, rule in rules.items() if not (rule.passes or rule.inputs or reads_layers(rule))]
 
 
 def by_kind(cases: Iterable[Any]) -> list[Any]:

@@ -23,6 +23,7 @@ from tests.rules.kin import KIN_REDUCING
 from tests.rules.listed import LISTED_REDUCING, squares
 from tests.rules.peer import Peer, adam_like, optax_peer, printed_peer, same, torch_peer
 from tests.rules.printed import CautiousAdamW, CautiouslyDecayed, Larc, Lars, NoisySGD, SignDecay
+from tests.rules.printed_layers import LAYERED
 from tests.rules.runs import Hyper
 from tests.rules.sides import flattened, inside, nothing_under_the_root, patched
 
@@ -420,4 +421,5 @@ REDUCING: tuple[Peer, ...] = (
     *CAUTIOUS,
     *KIN_REDUCING,
     *FURTHER_REDUCING,
+    *LAYERED,
 )

@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from rulec.array_api import random
 from tests.rules.constraints import CONSTRAINED
 from tests.rules.decays import DECAYS
+from tests.rules.printed_layers import LAYERED_WRAPPERS
 from tests.rules.runs import Array, Hyper, OptaxRun, Run, TorchRun
 from tests.rules.wrapper_peer import Start, WrapperPeer
 
@@ -298,4 +299,5 @@ WRAPPERS: tuple[WrapperPeer, ...] = (
     WrapperPeer("mechanic(adam)", "optax.contrib.mechanize", _MECHANIC, _optax(_mechanize)),
     *DECAYS,
     *CONSTRAINED,
+    *LAYERED_WRAPPERS,
 )
