@@ -19,6 +19,7 @@ from tests.rules.printed_axes import DASHAxes, KLSOAPAxes
 from tests.rules.printed_decomposed import AdaGO, Dion, Dion2, Iso, NorDion2, SPlus
 from tests.rules.printed_momenta import SpectralNormDecay
 from tests.rules.printed_muons import AdaMuonSign, Aurora, Mano, MarsM, MuonBP, SinkGD, TurboMuon
+from tests.rules.printed_ordered import Root
 from tests.rules.printed_subspaces import Frugal, LDAdam
 from tests.rules.printed_whitened import KLSOAP, KLShampoo, Moso, PolarGrad, Spel
 from tests.rules.projectors import WholeProjector
@@ -242,6 +243,7 @@ _MUONS: tuple[Peer, ...] = (
         "turbo_muon", "the authors' code", TurboMuon,
         {**{key: value for key, value in _MUON.items() if key != "ns_steps"}, "iterations": 4},
     ),
+    printed_peer("root", "the authors' code", Root, {**_MUON, "kept": 0.7}),
     printed_peer("mars_m", "the authors' code", MarsM, {**_MUON, "gamma": 0.05}),
     printed_peer(
         "mano", "the authors' code", Mano,

@@ -46,6 +46,7 @@ from tests.rules.printed_moments import (
     NosAdam,
     ScAdagrad,
 )
+from tests.rules.printed_ordered import PercentileClip
 from tests.rules.printed_prodigy import ProdigyScheduleFree
 from tests.rules.printed_subspaces import Suds
 
@@ -147,6 +148,10 @@ FURTHER_REDUCING: tuple[Peer, ...] = (
     printed_peer(
         "transforms/relative_update >> sgd", "the formula of emerging-optimizers", RelativeUpdate,
         {"lr": 0.05, "norm_floor": 1e-3},
+    ),
+    printed_peer(
+        "transforms/percentile_clip >> sgd", "bitsandbytes' percentile_clipping", PercentileClip,
+        {"lr": 0.05, "percentile": 5},
     ),
     printed_peer("nsgdm", "the paper's algorithm", NSGDM, {"lr": 0.1, "beta": 0.8}),
     printed_peer("sngm", "the paper's algorithm", SNGM, {"lr": 0.1, "momentum": 0.8}),

@@ -317,37 +317,34 @@ def _shampoo(name: str, batches: bool = False) -> Peer:
     )  # fmt: skip
 
 
-def _soap(name: str, batches: bool = False) -> Peer:
+_UNSORTED = "theirs sorts the bases by estimated eigenvalues, which it is kept from; "
+
+
+def _soap(name: str, batches: bool = False, note: str = _UNSORTED) -> Peer:
     """Theirs with a basis for each dimension of matrices, and where `batches` of all others; Adam for the rest."""
     return routed(
         torch_peer(
             name, SOAP, lambda h: {**adam_like(h), "precondition_frequency": int(h["every"])}, {**_ADAM, "every": 9},
-            "theirs sorts the bases by estimated eigenvalues, which it is kept from; both begin with the same "
-            "eigenvectors of the first gradient's covariances, which are of less than full rank",
+            f"{note}both begin with the same eigenvectors of the first gradient's covariances, which are of less than "
+            "full rank",
         ),
         _adam("adam"),
         batches=batches,
     )  # fmt: skip
 
 
-def _begun(peer: Peer) -> Peer:
+def _begun(peer: Peer, *, sorts: bool = False) -> Peer:
     """The row with theirs as ours is: SOAP's eigenvectors are the same at first."""
-    return inside(
-        peer,
-        patched(
-            **{
-                "pytorch_optimizer.optimizer.soap.torch": Instead(
-                    torch, float32=torch.float64, argsort=lambda x, descending: torch.arange(len(x))
-                )
-            }
-        ),
-        "theirs computes in float64, begins with our eigenvectors, and does not sort them",
-    )
+    kept = {} if sorts else {"argsort": lambda x, descending: torch.arange(len(x))}
+    instead = Instead(torch, float32=torch.float64, **kept)
+    order = "" if sorts else ", and does not sort them"
+    said = f"theirs computes in float64{' and' if sorts else ','} begins with our eigenvectors{order}"
+    return inside(peer, patched(**{"pytorch_optimizer.optimizer.soap.torch": instead}), said)
 
 
 _PRECONDITIONED: tuple[Peer, ...] = (
     flattened(_shampoo("shampoo")), _shampoo("shampoo_axes", batches=True), _begun(flattened(_soap("soap"))),
-    _begun(_soap("soap_axes", batches=True)),
+    _begun(_soap("soap_axes", batches=True)), _begun(flattened(_soap("soap_sorted", note="")), sorts=True),
 )  # fmt: skip
 
 _LOW_RANK: tuple[Peer, ...] = (

@@ -28,7 +28,7 @@ FIRST = tuple({peer.composed: peer for peer in reversed(MATRICES)}.values())
 WITHOUT_DIGITS = (
     "shampoo", "shampoo_axes", "soap", "soap_axes", "galore", "fira", "conda", "scalableshampoo", "dash", "splus",
     "kl_soap", "moso", "iso", "muon_remez", "muon_sphere", "ldadam", "frugal", "sgd >> transforms/spectral_norm_decay",
-    "kl_soap_axes", "dash_axes", "scalableshampoo_axes",
+    "soap_sorted", "kl_soap_axes", "dash_axes", "scalableshampoo_axes",
 )  # fmt: skip
 #: Rules that keep norms or singular values of weights, and how many dimensions these have: those of zero stay.
 FIXED = {"iso": (2,), "adam_hr": (2, 3, 4), "muon_hr": (2, 3, 4)}
