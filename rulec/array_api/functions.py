@@ -53,6 +53,10 @@ class Functions:
         """The component of the largest size of each column `(batch, 1, cols)`; the first where there are several."""
         return self.xp.take_along_axis(x, self.xp.argmax(self.xp.abs(x), axis=-2, keepdims=True), axis=-2)
 
+    def power(self, x: Any, exponent: Any) -> Any:
+        """Each element to a power."""
+        return x**exponent
+
     # Ranks
 
     def word(self, x: Any) -> Any:

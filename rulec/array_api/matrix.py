@@ -35,9 +35,9 @@ def _sides(x: Any) -> str:
     return f"{x.shape[-2]} by {x.shape[-1]}"
 
 
-def matrix_functions(of: Functions) -> Mapping[Op, Callable[..., Any]]:
-    """Every matrix function, on the arrays of a library."""
-    functions = _MatrixFunctions(of)
+def matrix_functions(of: Functions, special: MatrixFunctions | None = None) -> Mapping[Op, Callable[..., Any]]:
+    """Every matrix function, on the arrays of a library. `special` has the library's forms of some."""
+    functions = special or MatrixFunctions(of)
     return blockwise(
         of,
         {
@@ -93,7 +93,9 @@ def of_row_blocks(
 
 
 @dataclass(frozen=True)
-class _MatrixFunctions:
+class MatrixFunctions:
+    """The matrix functions that are more than one function of a library."""
+
     of: Functions
 
     def where_finite(self, compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,7 +208,11 @@ class _MatrixFunctions:
     def singular_vectors(self, x: Any, rank: Any) -> Any:
         """The first left singular vectors."""
         count = leading(self.of.known(rank, "the rank of singular_vectors"), x)
-        return self.signed(self.of.left_vectors(x)[..., :count])
+        return self.signed(self.left_vectors(x, count))
+
+    def left_vectors(self, x: Any, count: int) -> Any:
+        """The first left singular vectors, with any signs."""
+        return self.of.left_vectors(x)[..., :count]
 
     def inverse_root(self, x: Any, order: Any, eps: Any = 0) -> Any:
         """`(x + eps)` to the power of `-1/order`; eigenvalues made negative by rounding are zero."""
@@ -214,4 +220,4 @@ class _MatrixFunctions:
         lambdas, vectors = of.eigh(x)
         order, eps = of.beside(order, x), of.beside(eps, x)
         raised = of.at_least(lambdas[..., None, :], 0) + eps
-        return of.matmul(vectors * raised ** (-1 / order), of.transposed(vectors))
+        return of.matmul(vectors * of.power(raised, -1 / order), of.transposed(vectors))

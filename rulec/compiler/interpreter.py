@@ -19,14 +19,14 @@ from rulec.array_api.reductions import REDUCTIONS, reduced_to, shape_of_letters,
 from rulec.compiler.across_shapes import apart
 from rulec.compiler.axes import AxisInference
 from rulec.compiler.ir import PARTS, Axes, Program, Site, Store
-from rulec.compiler.matrix import MATRIX, exact_form
+from rulec.compiler.matrix import MATRIX
 from rulec.compiler.stages import joins
 from rulec.compiler.view import MatrixView
 from rulec.compiler.weights import number_in_memory
-from rulec.errors import HyperError, RuleError
+from rulec.errors import HyperError
 from rulec.language.expr.arithmetic import NUMPY, Table, mpmath_context, mpmath_table
 from rulec.language.expr.node import IN_GROUP, IN_MODEL, Kind, Node, Op, walk
-from rulec.language.expr.static import ORDERS, inside, settings, statics
+from rulec.language.expr.static import ORDERS, settings, statics
 from rulec.language.statistics import PREFIX, joint_place
 
 Array = np.ndarray[Any, Any]
@@ -408,8 +408,6 @@ def _count(level: Any) -> str:
 
 def _matrix(value: Node, operands: Sequence[Any], how: Arithmetic) -> Any:
     function = MATRIX[value.op]
-    compute = exact_form(value) if how.exact else function.compute
-    if compute is None:
-        raise RuleError(f"{inside(value).op.symbol} has no 50-digit form: use the float64 reference")
+    compute = function.exact if how.exact else function.compute
     keywords = {key: setting for key, setting in settings(value).items() if key != "dtype"}
     return how.array(compute(*operands, **keywords))

@@ -1,7 +1,4 @@
-"""The matrix functions of the language: the axes of their results, and their meaning on NumPy arrays.
-
-The oracle's matrix functions are here too, on NumPy arrays of mpmath numbers of 50 digits.
-"""
+"""The matrix functions of the language: the axes of their results, and their meaning on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -12,62 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from rulec.array_api.matrix import matrix_functions
-from rulec.array_api.numpy import NUMPY_MATRIX, NumpyFunctions
+from rulec.array_api.numpy import NUMPY_MATRIX
+from rulec.compiler.digits import EXACT_MATRIX
 from rulec.compiler.indices import exact_index, index_axes, numpy_index
 from rulec.compiler.ir import AXES, Axes, axes_of_level
 from rulec.errors import RuleError
-from rulec.language.expr.arithmetic import mpmath_context, mpmath_table
 from rulec.language.expr.counts import difference, simplified
-from rulec.language.expr.node import Node, Op, const, node
+from rulec.language.expr.node import Node, Op, const, node, walk
 from rulec.language.expr.static import inside, matrix_operands, settings, statics
 from rulec.language.expr.text import short_text
-
-
-class ExactFunctions(NumpyFunctions):
-    """NumPy's functions, with mpmath's decompositions of one matrix after the other."""
-
-    def is_finite(self, x: Any) -> Any:
-        """mpmath's."""
-        return mpmath_table()[Op.ISFINITE](x).astype(bool)
-
-    def beside(self, number: Any, x: Any) -> Any:
-        """As it is."""
-        return number
-
-    def solve_upper(self, a: Any, b: Any) -> Any:
-        """Row by row, the last one first."""
-        rows: list[Any] = []
-        for i in reversed(range(a.shape[-1])):
-            known = sum((a[:, i, j, None] * row for j, row in enumerate(reversed(rows), i + 1)), 0 * b[:, i])
-            rows.append((b[:, i] - known) / a[:, i, i, None])
-        return np.stack(rows[::-1], axis=1) if rows else b
-
-    def qr(self, x: Any) -> Any:
-        """Decomposes by mpmath, which takes no matrix without elements."""
-        if not x.shape[-1]:
-            return x, np.zeros((len(x), 0, 0), dtype=object)
-        pairs = [mpmath_context().qr(_matrix(each), mode="skinny") for each in x]
-        return tuple(_stacked([pair[k] for pair in pairs], x) for k in (0, 1))
-
-    def eigh(self, x: Any) -> Any:
-        """Decomposes by mpmath; eigenvalues ascend."""
-        pairs = [mpmath_context().eigsy(_matrix(each)) for each in x]
-        values = _stacked([lambdas for lambdas, _ in pairs], x)
-        return values.reshape(len(x), -1), _stacked([vectors for _, vectors in pairs], x)
-
-
-def _matrix(x: Any) -> Any:
-    return mpmath_context().matrix(x.tolist())
-
-
-def _stacked(matrices: Any, like: Any) -> Any:
-    return np.array([each.tolist() for each in matrices], dtype=object).reshape(len(like), matrices[0].rows, -1)
-
-
-#: The matrix functions on arrays of 50-digit numbers.
-EXACT_MATRIX: Mapping[Op, Callable[..., Any]] = matrix_functions(ExactFunctions(np))
-
+from rulec.language.rule_data import RuleData
 
 Array = np.ndarray[Any, Any]
 
@@ -83,8 +34,8 @@ class MatrixFunction:
 
     axes: Callable[[Node, Sequence[Axes]], Axes]
     compute: Callable[..., Array]
+    exact: Callable[..., Array]
     matrices: int = 1
-    exact: Callable[..., Array] | None = None
 
 
 def matrix_axes(value: Node, operands: Sequence[Axes], one: Callable[[Node], Node] = simplified) -> Axes:
@@ -97,6 +48,11 @@ def matrix_axes(value: Node, operands: Sequence[Axes], one: Callable[[Node], Nod
         if not {"i", "j"} <= set(axes.letters):
             raise RuleError(f"{called} needs a matrix, and {short_text(operand)!r} is none")
     return _block_axes(value, operands, one) if value.op is Op.IN_BLOCKS else MATRIX[value.op].axes(value, operands)
+
+
+def takes_eigenvectors(rule: RuleData) -> bool:
+    """Whether a rule has eigenvectors of a matrix, which are determined where it has full rank."""
+    return any(inside(each).op is Op.EIGH for each in walk(rule.expressions))
 
 
 def matrices(value: Node) -> int:
@@ -146,7 +102,8 @@ def _mode_product_axes(value: Node, operands: Sequence[Axes]) -> Axes:
         sides = " by ".join("1" if x is None else short_text(x) for x in (second.rows, second.cols))
         raise RuleError(
             f"matmul along an axis needs a square matrix of its extent {short_text(extent)}, and "
-            f"{short_text(value.args[1])!r} is {sides}"
+            f"{short_text(value.args[1])!r} is {sides}: the product has the shape of the tensor. Project an axis by "
+            f"'q @ transpose(q)', or the rows of matrices by 'transpose(q) @ x'"
         )
     return first
 
@@ -262,12 +219,9 @@ def _solved_axes(value: Node, operands: Sequence[Axes]) -> Axes:
     return second
 
 
-#: Functions without a form in 50 digits: mpmath's eigenvectors and ours differ where eigenvalues are nearly equal.
-_WITHOUT_DIGITS = (Op.EIGH, Op.SINGULAR_VECTORS, Op.INVERSE_ROOT)
-
 #: Every matrix function. A backend's own table has the same keys.
 MATRIX: Mapping[Op, MatrixFunction] = {
-    op: MatrixFunction(axes, NUMPY_MATRIX[op], matrices, None if op in _WITHOUT_DIGITS else EXACT_MATRIX[op])
+    op: MatrixFunction(axes, NUMPY_MATRIX[op], EXACT_MATRIX[op], matrices)
     for op, matrices, axes in (
         (Op.MATMUL, 2, _product_axes),
         (Op.MODE_PRODUCT, 2, _mode_product_axes),
@@ -293,9 +247,4 @@ MATRIX: Mapping[Op, MatrixFunction] = {
         (Op.INVERSE_ROOT, 1, _square_axes),
         (Op.IN_BLOCKS, 1, _same_axes),
     )
-} | {Op.INDEX: MatrixFunction(index_axes, numpy_index, 0, exact_index)}
-
-
-def exact_form(value: Node) -> Callable[..., Array] | None:
-    """The function of a matrix function on arrays of 50-digit numbers; None where there is none."""
-    return None if inside(value).op in _WITHOUT_DIGITS else MATRIX[value.op].exact
+} | {Op.INDEX: MatrixFunction(index_axes, numpy_index, exact_index, 0)}

@@ -9,6 +9,7 @@ import numpy as np
 
 from rulec.array.arrays import NumpyArrays
 from rulec.compiler.inputs import drawn_input
+from rulec.compiler.matrix import takes_eigenvectors
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.errors import RulecError
 from rulec.language.expr.node import Op, walk
@@ -64,7 +65,7 @@ def check_whole(subject: Subject, rule: Rule) -> None:
     """
     if runtime_arrays(subject.kind) is None:
         return
-    shapes = SQUARE_SHAPES if any(n.op is Op.EIGH for n in walk(rule.expressions)) else SHAPES
+    shapes = SQUARE_SHAPES if takes_eigenvectors(rule) else SHAPES
     try:
         reference = _reference(rule, shapes, 0)
         reference.step(_gradients(shapes, 0), inputs=_inputs(rule, shapes, 0))

@@ -204,6 +204,10 @@ step: |
     ("line", "message"),
     [
         ("matmul(g, g, axis=0)", "matmul along an axis needs a square matrix of its extent rows, and 'g' is rows by"),
+        (
+            "matmul(g, transpose(g), axis=1)",
+            r"is cols by rows: the product has the shape of the tensor. Project an axis by",
+        ),
         ("matmul(g, eye(cols), axis=1)", r"a square matrix of its extent dim\(1\), and 'eye\(cols\)' is cols by cols"),
         ("g*sum(gram(gram(g, axis=1), axis=0))", "gram along an axis needs a tensor of the parameter's shape, and 'gr"),
         ("g*sum(gram(lr, axis=0))", "gram needs a matrix, and 'lr' is none"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import rulec
 from rulec.compiler.interpreter import arithmetic
 from rulec.compiler.ir import verify
-from rulec.compiler.matrix import MATRIX
+from rulec.compiler.matrix import takes_eigenvectors
 from rulec.compiler.pipeline import passes
 from rulec.compiler.reference import ReferenceOptimizer
 from rulec.language.check import check_rule
@@ -128,10 +128,11 @@ SHAPES: list[tuple[int, ...]] = [(), (5,), (4, 3), (2, 3, 4), (2, 1, 3, 2), (0,)
 @pytest.mark.parametrize("rule_name", STEPPED, ids=lambda n: Path(n).stem)
 def test_float64_against_50_digits(rule_name: str) -> None:
     rule = whole(rule_name)
-    inexact = {op for op, function in MATRIX.items() if not function.exact}
-    if inexact & {n.op for s in stores(rule) for n in walk([s.value])}:
-        pytest.skip("its matrix functions have no 50-digit form")
     shapes = shapes_for(rule)
+    if takes_eigenvectors(rule):
+        shapes = [shape for shape in shapes if min(shape, default=0) < 2] + [(3, 3), (4, 2, 2)]
+    # Rounding in a root of a matrix without full rank, and in its vectors, is enlarged by what is divided by.
+    close = 1e-7 if {Op.EIGH, Op.INVERSE_ROOT, Op.SINGULAR_VECTORS} & {n.op for n in walk(rule.expressions)} else 1e-13
     rng = np.random.default_rng(3)
     params = [rng.normal(size=shape) for shape in shapes]
     fast, exact = ReferenceOptimizer(rule, params), ReferenceOptimizer(rule, params, arithmetic="mpmath")
@@ -143,7 +144,7 @@ def test_float64_against_50_digits(rule_name: str) -> None:
         exact.step(grads)
     for before, a, b in zip(params, fast.params, exact.params, strict=True):
         assert a.shape == before.shape
-        np.testing.assert_allclose(a, np.asarray(b, np.float64), rtol=1e-13, atol=1e-15)
+        np.testing.assert_allclose(a, np.asarray(b, np.float64), rtol=close, atol=close / 100)
         # What is centred has nothing left where it is one number.
         assert a.size < 2 or (a != before).any()
 

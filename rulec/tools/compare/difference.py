@@ -12,6 +12,7 @@ import numpy as np
 
 from rulec.array.arrays import numpy_dtype
 from rulec.compiler.inputs import drawn_input
+from rulec.compiler.matrix import takes_eigenvectors
 from rulec.compiler.routing import applies, route
 from rulec.errors import RulecError, RuleError
 from rulec.language.expr.text import expression_text
@@ -152,14 +153,17 @@ def magnitude(values: Array) -> float:
 #: A matrix and a vector: rules may treat these differently.
 SHAPES: tuple[tuple[int, ...], ...] = ((4, 6), (5,))
 
+#: The same for rules with eigenvectors, which the products of a matrix that is not square do not determine.
+SQUARE_SHAPES: tuple[tuple[int, ...], ...] = ((4, 4), (5,))
+
 
 def shapes_for(rule: Rule, itself: bool = False) -> tuple[tuple[int, ...], ...]:
-    """The shapes among `SHAPES` for which a rule has an update; RuleError where there is none.
+    """The shapes among `SHAPES`, or `SQUARE_SHAPES`, for which a rule has an update; RuleError where there is none.
 
     With `itself` only shapes that the rule updates itself, without routing to another rule.
     """
     shapes, refused = [], None
-    for shape in SHAPES:
+    for shape in SQUARE_SHAPES if takes_eigenvectors(rule) else SHAPES:
         try:
             route(rule, shape)
         except RuleError as error:
