@@ -42,6 +42,30 @@ MORE_CODED = ("float8_e4m3",)
 #: Those that are run on both kinds of mesh; `make whole` runs more than three.
 RUN = ("soap", "adafactor", "transforms/noise", "muon", "shampoo", "galore", "accumulate(adam)", "low_rank(adam)")
 
+#: Quantiles of a tensor, of its rows and of its columns, which lie along several devices.
+QUANTILES = """
+name: QuantileClip
+hyper: {lr: 0.1}
+state: {m: 0, r: {init: 0, per: row}}
+step: |
+  m = 0.5*m + g
+  limit = quantile(abs(m), 0.8)
+  r = r + median(m, per="row")
+  direction = clip(m, -limit, limit) + r*quantile(p, 0.3, per="col", interpolation="higher")
+"""
+
+
+@pytest.fixture
+def quantiles(tmp_path: Path) -> str:
+    """The file of a rule with quantiles."""
+    file = tmp_path / "quantiles.yaml"
+    file.write_text(QUANTILES)
+    return str(file)
+
+
+def test_quantiles_keep_the_types_of_explicit_axes(quantiles: str) -> None:
+    assert traced(quantiles) == []
+
 
 @pytest.mark.parametrize(
     "rule", [pytest.param(name, marks=pytest.mark.slow if i > 1 else []) for i, name in enumerate(EXPLICIT)]
@@ -181,13 +205,13 @@ def test_factors_stay_where_they_lie(cases: Sequence[str]) -> None:
 
 
 @pytest.mark.slow
-def test_steps_over_eight_devices() -> None:
+def test_steps_over_eight_devices(quantiles: str) -> None:
     """All in one: the process of eight devices is made once."""
     found = found_by_eight(
-        rules={**ELEMENTWISE, **REDUCING, "muon": "step"}, eager=["lamb"], shard_map=["nadam"], runs=RUN[:3],
-        rounding=True, coded=CODED, unbiased=True,
+        rules={**ELEMENTWISE, **REDUCING, "muon": "step"}, eager=["lamb"], shard_map=["nadam"],
+        runs=[*RUN[:3], quantiles], rounding=True, coded=CODED, unbiased=True,
     )  # fmt: skip
-    rules_and_runs_are_those_of_one_device(found, RUN[:3])
+    rules_and_runs_are_those_of_one_device(found, [*RUN[:3], quantiles])
     for rule in ELEMENTWISE:
         assert found["rules"][rule]["collectives"] == {}, rule
     sums_are_of_numbers(found["rules"]["lamb"]["collectives"], 2)

@@ -98,6 +98,28 @@ def test_every_rule_does_in_a_graph_what_it_does_on_the_host(name: str) -> None:
     check_close(ours, theirs, tolerance(rule))
 
 
+def test_indices_in_a_graph_are_those_of_the_step_that_is_run() -> None:
+    """An array of indices is made anew in each step where it depends on the number of the step."""
+    rule = rulec.parse("""
+name: Indices
+state: {m: 0}
+step: |
+  wave = cos(pi*index(per="row")*(index(per="col") + t)/numel)
+  m = 0.5*m + where((index() + t) % 3 == 0, g, p)
+  direction = m*wave + g*index()/numel
+""")
+    ours, theirs = Run(rule, Elsewhere(), resident=True), Run(rule, Here())
+    static = Static(ours)
+    graph = recorded(static)
+    for seed in range(3):
+        theirs.step(seed, EVERY)
+    for seed in range(3, 6):
+        static.give(seed)
+        graph.replay()
+        theirs.step(seed, EVERY)
+    check_close(ours, theirs, 1e-12)
+
+
 @pytest.mark.parametrize("name", ["adamw", "prodigy", "nadam", "lamb", "apollo", "skip_not_finite >> adam"])
 def test_a_graph_leaves_everything_where_a_gradient_was_infinite(name: str) -> None:
     rule = rulec.load(name)
