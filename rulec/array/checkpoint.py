@@ -77,7 +77,7 @@ class _ArrayRun:
             Leaf(
                 "0" if name == "param" else name, tuple(array.shape), engine.arrays.dtype(array),
                 engine.tensors[engine.ids[name]].rule, place, rounded=engine.rounds(engine.ids[name]),
-                part=part_name(engine.weights, engine.arrays.dtype(array)),
+                part=part_name(engine.weights, engine.arrays.dtype(array)), hyper=self.optimizer.hyper,
             )
             for place, (name, array) in enumerate(engine.params.items())
         ]  # fmt: skip

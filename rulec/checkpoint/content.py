@@ -27,6 +27,7 @@ import numpy as np
 
 import rulec
 from rulec.checkpoint.tensors import Stored, write_file
+from rulec.compiler.view import static_defaults
 from rulec.errors import StateMismatch
 from rulec.language.expr.counts import level_text
 from rulec.language.expr.node import Node, Op, name, rewrite
@@ -152,6 +153,7 @@ class Leaf:
 
     Random numbers follow from `number`, the parameter's place among all. `rounded` says that a step rounds the
     parameter or a state at random. `part` is the name of the memory beside the parameter; empty where there is none.
+    `hyper` has the values of the group's hyper-parameters, of which the static ones decide which states there are.
     """
 
     name: str
@@ -162,6 +164,13 @@ class Leaf:
     group: int = 0
     rounded: bool = False
     part: str = ""
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def static(self) -> dict[str, float]:
+        """The values of the rule's static hyper-parameters."""
+        named = {k: self.hyper[k] for k, h in self.rule.hyper.items() if h.static and k in self.hyper}
+        return {**static_defaults(self.rule), **named}
 
     @property
     def random(self) -> bool:

@@ -122,7 +122,7 @@ def _check_random(
 
 def _narrowed(file: str | Path, saved: Parameter, leaf: Leaf) -> Parameter:
     """The parameter with the states of the leaf's rule; StateMismatch where it was updated and lacks one."""
-    facts = view_of(leaf.rule, leaf.shape).facts
+    facts = {**leaf.static, **view_of(leaf.rule, leaf.shape, leaf.static).facts}
     conditions = {name: s.condition for name, s in leaf.rule.state.items() if s.per not in ("group", "model")}
     names = [
         name for name, condition in conditions.items() if condition is None or decide(condition, facts) is not False

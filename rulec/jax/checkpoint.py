@@ -130,6 +130,7 @@ class JaxRun:
                 names[place], tuple(self.tree.arrays[place].shape), str(self.tree.arrays[place].dtype), rule, place,
                 getattr(routes[place], "group", 0), self._rounds(place),
                 part_name(self.machine.options.weights, str(self.tree.arrays[place].dtype)),
+                getattr(routes[place], "static", {}),
             )
             for place, rule in zip(self.places, self.plan.rules, strict=True)
         ]  # fmt: skip

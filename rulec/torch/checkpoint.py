@@ -120,12 +120,13 @@ class TorchRun:
             Router(group_rule.entry.composed(group_rule.decay, transforms=group_rule.transforms))
             for group_rule in self.group_rules
         ]
+        hypers = self._hypers()
         return [
             Leaf(
                 name, tuple(route.param.shape), dtype_name(route.param.dtype),
                 routers[route.group].choose(tuple(route.param.shape), route.tags, route.name), place, route.group,
                 self.machine.buffers.rounds(place),
-                part_name(self.optimizer._options.weights, dtype_name(route.param.dtype)),
+                part_name(self.optimizer._options.weights, dtype_name(route.param.dtype)), hypers[route.group],
             )
             for place, (name, route) in enumerate(zip(names_of(self.optimizer), self.routes, strict=True))
         ]  # fmt: skip
@@ -144,12 +145,17 @@ class TorchRun:
         """The parameter itself."""
         return stored(self.routes[place].param)
 
+    def _hypers(self) -> list[dict[str, Any]]:
+        """The hyper-parameters of each group."""
+        groups = self.optimizer.param_groups
+        return [group_rule.hyper(group) for group_rule, group in zip(self.group_rules, groups, strict=True)]
+
     def shared(self) -> Shared:
         """Hyper-parameters, and the numbers that stand in the groups."""
         groups = self.optimizer.param_groups
         kept = [name for name in self.optimizer.interface.shared if all(name in group for group in groups)]
         return Shared(
-            [group_rule.hyper(group) for group_rule, group in zip(self.group_rules, groups, strict=True)],
+            self._hypers(),
             {name: [float(group[name]) for group in groups] for name in kept},
             [int(group.get(COUNTS["group"], 0)) for group in groups], int(groups[0].get(COUNTS["model"], 0)),
         )  # fmt: skip

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import rulec
+import rulec.jax
 import rulec.torch
 from tests.torch.offload.links import late_links
 from tests.torch.offload.runs import assert_same_bits, parameters, take_steps
@@ -121,3 +124,54 @@ def test_a_matrix_input_is_read_by_two_rules_of_a_partition() -> None:
     a, b = made["a"], made["b"]
     torch.testing.assert_close(a.detach(), 1 - 0.5 * a.grad @ covs[a])
     torch.testing.assert_close(b.detach(), 1 - 0.5 * b.grad @ torch.linalg.inv(covs[b] + torch.eye(4)).double())
+
+
+def test_states_of_axes_go_on_in_jax(tmp_path: Path) -> None:
+    """A kernel's factors are saved in torch, and JAX ends where torch does.
+
+    Which axes have factors depends on a static hyper-parameter.
+    """
+    rng = np.random.default_rng(2)
+    start = {f"w{i}": rng.standard_normal(shape) for i, shape in enumerate(KERNELS)}
+    params = {name: nn.Parameter(torch.tensor(x)) for name, x in start.items()}
+    grads = [{name: rng.standard_normal(x.shape) for name, x in start.items()} for _ in range(5)]
+    words = settings("shampoo_axes")
+    optimizer = rulec.torch.optimizer("shampoo_axes")([*params.items()], **words)
+    with jax.enable_x64(True):
+        for step, of in enumerate(grads):
+            if step == 3:
+                rulec.torch.save(optimizer, tmp_path / "kernel.safetensors")
+                others = {name: jax.numpy.asarray(p.detach().numpy()) for name, p in params.items()}
+                state = rulec.jax.load(tmp_path / "kernel.safetensors", "shampoo_axes", others, tags={}, **words)
+            for name, p in params.items():
+                p.grad = torch.tensor(of[name])
+            optimizer.step()
+            if step >= 3:
+                given = {name: jax.numpy.asarray(g) for name, g in of.items()}
+                others, state = rulec.jax.step("shampoo_axes", others, given, state, tags={}, **words)
+        for name, p in params.items():
+            np.testing.assert_allclose(np.asarray(others[name]), p.detach().numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_states_of_axes_go_on_from_arrays(tmp_path: Path) -> None:
+    rng, file = np.random.default_rng(3), tmp_path / "kernel.safetensors"
+    arrays = {f"w{i}": rng.standard_normal(shape) for i, shape in enumerate(KERNELS)}
+    grads = [{name: rng.standard_normal(x.shape) for name, x in arrays.items()} for _ in range(4)]
+    words = settings("shampoo_axes")
+    first = rulec.array.Optimizer("shampoo_axes", arrays, **words)
+    for of in grads[:3]:
+        first.step(of)
+    rulec.array.save(first, file)
+    copies = {name: x.copy() for name, x in arrays.items()}
+    params = {name: nn.Parameter(torch.tensor(x)) for name, x in arrays.items()}
+    again = rulec.array.Optimizer("shampoo_axes", copies, **words)
+    rulec.array.load(again, file)
+    ours = rulec.torch.optimizer("shampoo_axes")([*params.items()], **words)
+    rulec.torch.load(ours, file)
+    for name, p in params.items():
+        p.grad = torch.tensor(grads[3][name])
+    for step in (lambda: first.step(grads[3]), lambda: again.step(grads[3]), ours.step):
+        step()
+    for name, x in arrays.items():
+        np.testing.assert_array_equal(copies[name], x)
+        np.testing.assert_allclose(params[name].detach().numpy(), x, rtol=1e-10, atol=1e-12)
