@@ -18,13 +18,14 @@ from tests.rules.peer import Peer, adam_like, printed_peer, torch_peer
 from tests.rules.printed_axes import DASHAxes, KLSOAPAxes
 from tests.rules.printed_decomposed import AdaGO, Dion, Dion2, Iso, NorDion2, SPlus
 from tests.rules.printed_momenta import SpectralNormDecay
-from tests.rules.printed_muons import AdaMuonSign, Aurora, Mano, MarsM, MuonBP, SinkGD, TurboMuon
+from tests.rules.printed_muons import Aurora, Mano, MarsM, MuonBP, SinkGD, TurboMuon
 from tests.rules.printed_ordered import Root
 from tests.rules.printed_subspaces import Frugal, LDAdam
 from tests.rules.printed_whitened import KLSOAP, KLShampoo, Moso, PolarGrad, Spel
 from tests.rules.projectors import WholeProjector
 from tests.rules.runs import Hyper
 from tests.rules.sides import flattened, inside, patched, routed
+from tests.rules.spectra import SPECTRA
 
 _ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6}
 _MUON = {
@@ -259,7 +260,6 @@ _MUONS: tuple[Peer, ...] = (
             "iterations": 6,
         },
     ),
-    printed_peer("adamuon_sign", "the later versions' Algorithm 1", AdaMuonSign, {**_MUON, "eps": 1e-3}),
 )  # fmt: skip
 
 #: Steps in subspaces of the gradient, and decay in one of the weights.
@@ -278,4 +278,14 @@ _SUBSPACES: tuple[Peer, ...] = (
     ),
 )  # fmt: skip
 
-DECOMPOSED: tuple[Peer, ...] = (*_SCALED, _CONDA, *_SOLVED, *_PRINTED, *_WHITENED, *_MUONS, *_SUBSPACES, *NORMED)
+DECOMPOSED: tuple[Peer, ...] = (
+    *_SCALED,
+    _CONDA,
+    *_SOLVED,
+    *_PRINTED,
+    *_WHITENED,
+    *_MUONS,
+    *_SUBSPACES,
+    *NORMED,
+    *SPECTRA,
+)

@@ -17,7 +17,7 @@ _YOU = (
 )  # fmt: skip
 
 
-class _Kin(WithAdam):
+class Kin(WithAdam):
     """A step of a matrix by its momentum, beside a decoupled weight decay."""
 
     def matrix(self, i: int, g: Array, w: Array, h: Hyper) -> Array:
@@ -30,19 +30,19 @@ class _Kin(WithAdam):
         raise NotImplementedError
 
 
-class MuonBP(_Kin):
-    """Algorithm 1 of Khaled and others (2025), with blocks of columns on one device."""
+class MuonBP(Kin):
+    """Algorithm 1 of Khaled and others (2025), with blocks of columns, and the size of Adam's steps for each."""
 
     def direction(self, i: int, g: Array, w: Array, m: Array, h: Hyper) -> Array:
         m[:] = h["momentum"] * m + g
-        steps, blocks = int(h["ns_steps"]), int(h["blocks"])
-        if (self.t - 1) % int(h["period"]) == 0:
-            return orthogonal(m, steps)
-        parts = np.split(m, blocks, axis=1) if m.shape[1] % blocks == 0 else [m]
-        return np.asarray(h["block_lr"] * np.hstack([orthogonal(part, steps) for part in parts]))
+        whole = (self.t - 1) % int(h["period"]) == 0 or m.shape[1] % int(h["blocks"])
+        parts = [m] if whole else np.split(m, int(h["blocks"]), axis=1)
+        rate = 1 if (self.t - 1) % int(h["period"]) == 0 else h["block_lr"]
+        steps = [0.2 * math.sqrt(max(part.shape)) * orthogonal(part, int(h["ns_steps"])) for part in parts]
+        return np.asarray(rate * np.hstack(steps))
 
 
-class TurboMuon(_Kin):
+class TurboMuon(Kin):
     """The preconditioned iteration of Boissin and others (2025) by their code, in the place of Muon's."""
 
     def direction(self, i: int, g: Array, w: Array, m: Array, h: Hyper) -> Array:
@@ -54,7 +54,7 @@ class TurboMuon(_Kin):
         return np.asarray(math.sqrt(max(1, g.shape[0] / g.shape[1])) * (o.T if x.shape[0] > x.shape[1] else o))
 
 
-class MarsM(_Kin):
+class MarsM(Kin):
     """The authors' code of Liu, Yuan and Gu (2025), in its approximate form."""
 
     def __init__(self, params: Sequence[Array]) -> None:
@@ -71,7 +71,7 @@ class MarsM(_Kin):
         return np.asarray(0.2 * math.sqrt(max(g.shape)) * orthogonal(m, int(h["ns_steps"])))
 
 
-class Mano(_Kin):
+class Mano(Kin):
     """Algorithm 1 of Gu and Xie (2026) by the authors' code of its first version, without Nesterov's momentum."""
 
     def direction(self, i: int, g: Array, w: Array, m: Array, h: Hyper) -> Array:
@@ -83,7 +83,7 @@ class Mano(_Kin):
         return np.asarray(0.2 * math.sqrt(g.shape[axis]) * u)
 
 
-class SinkGD(_Kin):
+class SinkGD(Kin):
     """Algorithms 3 and 4 of Scetbon, Ma, Gong and Meeds (2025)."""
 
     def direction(self, i: int, g: Array, w: Array, m: Array, h: Hyper) -> Array:
@@ -97,8 +97,8 @@ class SinkGD(_Kin):
         super()._adamw(i, g, {**h, "lr": h["adam_lr"], "eps": h["eps"]})
 
 
-class AdaMuonSign(_Kin):
-    """Algorithm 1 of the later versions of Si, Zhang and Shen (2025)."""
+class AdaMuonSign(Kin):
+    """Algorithm 1 of the later versions of Si, Zhang and Shen (2025), and the Nesterov momentum of their code."""
 
     def __init__(self, params: Sequence[Array]) -> None:
         super().__init__(params)
@@ -106,13 +106,14 @@ class AdaMuonSign(_Kin):
 
     def direction(self, i: int, g: Array, w: Array, m: Array, h: Hyper) -> Array:
         m[:] = h["momentum"] * m + g
-        o = orthogonal(np.sign(m), int(h["ns_steps"]))
+        ahead = g + h["momentum"] * m if h["nesterov"] else m
+        o = orthogonal(np.sign(ahead), int(h["ns_steps"]))
         self.squares[i] = h["momentum"] * self.squares[i] + (1 - h["momentum"]) * o**2
         u = o / (np.sqrt(self.squares[i]) + h["eps"])
         return np.asarray(0.2 * math.sqrt(g.size) / (np.linalg.norm(u) + h["eps"]) * u)
 
 
-class Aurora(_Kin):
+class Aurora(Kin):
     """The authors' code of Dewulf and others (2026), which turns wide matrices to tall ones."""
 
     def direction(self, i: int, g: Array, w: Array, m: Array, h: Hyper) -> Array:

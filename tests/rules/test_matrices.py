@@ -27,7 +27,7 @@ SHAPES = ((5,), (), (6, 4), (4, 6), (5, 5), (2, 4, 3), (2, 2, 3, 3))
 #: One row for what is composed.
 FIRST = tuple({peer.composed: peer for peer in reversed(MATRICES)}.values())
 #: Rules that keep norms or singular values of weights, and how many dimensions these have: those of zero stay.
-FIXED = {"iso": (2,), "adam_hr": (2, 3, 4), "muon_hr": (2, 3, 4)}
+FIXED = {"iso": (2,), "adam_hr": (2, 3, 4), "muon_hr": (2, 3, 4), "muonh": (2, 3, 4)}
 
 
 @pytest.mark.each

@@ -93,7 +93,7 @@ def test_a_group_decays_in_every_class(name: str) -> None:
 
 
 #: Classes that decay only the tensors that their own rule leaves out: it keeps the norms of matrices.
-OF_OTHERS = ("HyperballAdam", "Iso")
+OF_OTHERS = ("HyperballAdam", "Iso", "MuonH")
 
 
 @pytest.mark.parametrize("name", [name for name in class_names() if name not in WITHOUT])
