@@ -72,8 +72,8 @@ class GuardedGaps(ApartGaps):
         return mesh if pays(value.op, len(operands), matrices.shape[1:], mesh.size) else None
 
     def _matrix(self, value: Node) -> Generator[Waits, Any, Any]:
-        """A matrix function of all tensors."""
-        guard = self.source.bucket.guards.get(value)  # type: ignore[attr-defined]
+        """A matrix function of all tensors. A quantile, which may be a number of each tensor, has no guard."""
+        guard = None if value.op is Op.QUANTILE else self.source.bucket.guards.get(value)  # type: ignore[attr-defined]
         if guard is None or guard.condition not in self.values or not self.is_number(guard.condition):
             return (yield from super()._matrix(value))
         operands = [self.operands(value, i) for i in range(self.count)]

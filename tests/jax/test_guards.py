@@ -81,3 +81,21 @@ def test_arms_are_told_apart() -> None:
     assert truths[Op.QR] is False
     # The product is wanted in both arms, so always.
     assert sum(value.op is Op.MATMUL for value in found) == 1
+
+
+def test_a_quantile_in_a_branch_is_that_of_numpy() -> None:
+    rule = rulec.parse(
+        "name: R\nstate: {q: {init: 0, per: tensor}, r: {init: 0, per: row}}\nstep: |\n  if t % 2 == 0:\n"
+        '    q = maximum(median(g), -9)\n    r = minimum(median(g, per="row"), 9)\n  direction = q + r\n'
+    )
+    ours = drawn(np.random.default_rng(4))
+    theirs = {name: array.copy() for name, array in ours.items()}
+    optimizer = rulec.array.Optimizer(rule, theirs, backend="numpy")
+    with jax.enable_x64(True):
+        params = jax.tree.map(jnp.array, ours)
+        state = rulec.jax.init(rule, params)
+        for _ in range(2):
+            optimizer.step(ours)
+            params, state = rulec.jax.step(rule, params, jax.tree.map(jnp.array, ours), state)
+    for name, array in theirs.items():
+        np.testing.assert_allclose(params[name], array, rtol=1e-12)
