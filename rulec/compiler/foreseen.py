@@ -1,4 +1,4 @@
-"""What is known before a step: conditions that choose a program, and counts such as extents, with their ranges.
+"""The values known before a step: conditions that choose a program, and counts such as extents, with their ranges.
 
 A condition of shape facts and static hyper-parameters is decided when a kernel is made. A count may also depend on
 other hyper-parameters and on `t`.

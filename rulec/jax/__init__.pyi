@@ -438,3 +438,61 @@ def yogi(
     eps: ArrayLike = 0.001,
 ) -> GradientTransformationExtraArgs:
     """Adam whose second moment moves by at most the squared gradient, up or down."""
+
+def adafactor(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike] | None = None,
+    min_dim_size_to_factor: ArrayLike = 128,
+    decay_rate: ArrayLike = 0.8,
+    decay_offset: ArrayLike = 0,
+    multiply_by_parameter_scale: bool = True,
+    clipping_threshold: ArrayLike = 1.0,
+    momentum: ArrayLike | None = None,
+    dtype_momentum: ArrayLike = ...,
+    weight_decay_rate: ArrayLike | Callable[[Array], ArrayLike] | None = None,
+    eps: ArrayLike = 1e-30,
+    factored: bool = True,
+    weight_decay_mask: Any = None,
+) -> GradientTransformationExtraArgs:
+    """Second moments as the product of a row and a column, and steps relative to the size of the parameter."""
+
+def scale_by_factored_rms(
+    factored: bool = True,
+    decay_rate: ArrayLike = 0.8,
+    step_offset: ArrayLike = 0,
+    min_dim_size_to_factor: ArrayLike = 128,
+    epsilon: ArrayLike = 1e-30,
+    decay_rate_fn: Callable[[Array, ArrayLike], ArrayLike] = ...,
+) -> GradientTransformationExtraArgs:
+    """The gradient over the root of second moments that are the product of a row and a column."""
+
+def sm3(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    momentum: ArrayLike = 0.9,
+) -> GradientTransformationExtraArgs:
+    """Adagrad whose sums are the smallest of one for each index of each axis."""
+
+def scale_by_sm3(
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 1.0,
+    eps: ArrayLike = 1e-08,
+) -> GradientTransformationExtraArgs:
+    """The direction of SM3 alone, for a learning rate to follow."""
+
+def noisy_sgd(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    eta: ArrayLike = 0.01,
+    gamma: ArrayLike = 0.55,
+    key: ArrayLike | None = None,
+    *,
+    seed: ArrayLike | None = None,
+) -> GradientTransformationExtraArgs:
+    """Gradients with Gaussian noise of a variance that falls with the steps."""
+
+def add_noise(
+    eta: ArrayLike,
+    gamma: ArrayLike,
+    key: ArrayLike | None = None,
+    *,
+    seed: ArrayLike | None = None,
+) -> GradientTransformationExtraArgs:
+    """The gradient with Gaussian noise of a variance that falls with the steps."""

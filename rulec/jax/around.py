@@ -108,7 +108,7 @@ def _typed(tree: Any, like: Any) -> Any:
 
 @built("contrib.mechanize", "mechanic", "it starts from the parameters of the first update")
 def mechanize(values: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
-    """Scales the way that a transformation goes from the start, by what the gradients say of its length."""
+    """Scales the distance from the start that a transformation travels, by a factor learned from the gradients."""
     name, base = "contrib.mechanize", optax.with_extra_args_support(values["base_optimizer"])
     several = _whole(name, "num_betas", values["num_betas"])
     rule = _tuned(several)

@@ -16,7 +16,7 @@ Build = Callable[[Mapping[str, Any]], optax.GradientTransformationExtraArgs]
 
 @dataclass(frozen=True)
 class Built:
-    """A function of optax, and what builds its transformation; `rule` is the rule that it computes a form of."""
+    """A function of optax and the builder of its transformation; `rule` is the rule of the library it is a form of."""
 
     name: str
     rule: str
@@ -37,7 +37,7 @@ BUILT: dict[str, Built] = {}
 
 
 def built(name: str, rule: str, otherwise: str) -> Callable[[Build], Build]:
-    """Enters what builds a function of optax; `otherwise` says what optax computes otherwise than the rule."""
+    """Registers the builder of a function of optax; `otherwise` names the difference between optax and the rule."""
 
     def enter(build: Build) -> Build:
         theirs = functools.reduce(getattr, name.split("."), optax)

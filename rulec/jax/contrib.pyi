@@ -5,7 +5,9 @@ from typing import Any
 
 from jax import Array
 from jax.typing import ArrayLike
-from optax import GradientTransformationExtraArgs
+from optax import GradientTransformation, GradientTransformationExtraArgs
+
+from rulec.jax.around import schedule_free_eval_params as schedule_free_eval_params
 
 def acprop(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike],
@@ -109,6 +111,9 @@ def momo_adam(
 ) -> GradientTransformationExtraArgs:
     """Adam whose step is the one to the least value of a model of the loss, up to the learning rate."""
 
+def normalize() -> GradientTransformationExtraArgs:
+    """The direction of the rule alone, for a learning rate to follow."""
+
 def prodigy(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike] = 1.0,
     betas: tuple[ArrayLike, ArrayLike] = (0.9, 0.999),
@@ -194,3 +199,106 @@ def simplified_ademamix(
     mask: Any = None,
 ) -> GradientTransformationExtraArgs:
     """Adam with one slow sum of gradients, and the gradient itself."""
+
+def schedule_free(
+    base_optimizer: GradientTransformation,
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    b1: ArrayLike = 0.9,
+    weight_lr_power: ArrayLike = 2.0,
+    state_dtype: Any = None,
+) -> GradientTransformationExtraArgs:
+    """Averages the points that a transformation steps to, in place of a schedule of the learning rate."""
+
+def mechanize(
+    base_optimizer: GradientTransformation,
+    weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.01,
+    eps: ArrayLike = 1e-08,
+    s_init: ArrayLike = 1e-06,
+    num_betas: ArrayLike = 6,
+) -> GradientTransformationExtraArgs:
+    """Scales the distance from the start that a transformation travels, by a factor learned from the gradients."""
+
+def sam(
+    optimizer: GradientTransformation,
+    adv_optimizer: GradientTransformation,
+    sync_period: ArrayLike = 2,
+    reset_state: bool = True,
+    opaque_mode: bool = False,
+    batch_axis_name: str | None = None,
+) -> GradientTransformationExtraArgs:
+    """Steps by the gradient at the end of a climb, which is some updates of another transformation."""
+
+def sophia(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    b1: ArrayLike = 0.965,
+    b2: ArrayLike = 0.99,
+    eps: ArrayLike = 1e-08,
+    weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0001,
+    weight_decay_mask: Any = None,
+    gamma: ArrayLike = 0.01,
+    clip_threshold: ArrayLike = 1.0,
+    update_interval: ArrayLike = 10,
+    hessian_diagonal_fn: GradientTransformation = ...,
+    mu_dtype: Any = None,
+    verbose: bool = False,
+    print_win_rate_every_n_steps: ArrayLike = 0,
+) -> GradientTransformationExtraArgs:
+    """Momentum divided by the diagonal of the Hessian, each element bounded; the diagonal is read every few steps."""
+
+def scale_by_galore(
+    rank: ArrayLike = 128,
+    update_proj_gap: ArrayLike = 200,
+    scale: ArrayLike = 1.0,
+    base_optimizer: GradientTransformation | None = None,
+    weight_dimension_numbers: Any = None,
+) -> GradientTransformationExtraArgs:
+    """The updates of a transformation on gradients that are projected to their leading singular vectors."""
+
+def galore(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    rank: ArrayLike = 128,
+    update_proj_gap: ArrayLike = 200,
+    scale: ArrayLike = 1.0,
+    base_optimizer: GradientTransformation | None = None,
+    weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
+    mask: Any = None,
+    weight_dimension_numbers: Any = None,
+) -> GradientTransformationExtraArgs:
+    """Adam, or another transformation, on the gradient's projection to its leading singular vectors."""
+
+def scale_by_muon(
+    ns_coeffs: Any = (3.4445, -4.775, 2.0315),
+    ns_steps: ArrayLike = 5,
+    beta: ArrayLike = 0.95,
+    eps: ArrayLike = 1e-08,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = True,
+    adaptive: bool = False,
+    preconditioning: str = "frobenius",
+    weight_dimension_numbers: Any = None,
+) -> GradientTransformationExtraArgs:
+    """The direction of Muon alone, for a learning rate to follow."""
+
+def muon(
+    learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    ns_coeffs: Any = (3.4445, -4.775, 2.0315),
+    ns_steps: ArrayLike = 5,
+    beta: ArrayLike = 0.95,
+    eps: ArrayLike = 1e-08,
+    weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
+    weight_decay_mask: Any = None,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = True,
+    adaptive: bool = False,
+    preconditioning: str = "frobenius",
+    adam_b1: ArrayLike = 0.9,
+    adam_b2: ArrayLike = 0.999,
+    adam_eps_root: ArrayLike = 0.0,
+    adam_weight_decay: ArrayLike = 0.0,
+    adam_learning_rate: ArrayLike | Callable[[Array], ArrayLike] | None = None,
+    muon_weight_dimension_numbers: Any = None,
+    consistent_rms: ArrayLike | None = None,
+) -> GradientTransformationExtraArgs:
+    """Orthogonalized momentum for matrices, and AdamW for all else."""

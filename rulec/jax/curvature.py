@@ -1,4 +1,4 @@
-"""Sophia as optax.contrib has it: a step by the diagonal that was read before, from a transformation that reads it."""
+"""Sophia as optax.contrib has it: a step by the last estimated diagonal, from a transformation that estimates it."""
 
 from __future__ import annotations
 

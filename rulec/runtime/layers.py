@@ -72,7 +72,7 @@ def layers_of(names: Sequence[str], tags: Sequence[Collection[str]]) -> list[Lay
 
 
 def with_count(words: Sequence[str], tags: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """Tags with the count of layers of a model, of which `tags` has those of each parameter by its name."""
+    """The tags of each parameter by its name, with the count of layers of the model added."""
     layer = next((layer for layer in layers_of([*tags], [*tags.values()]) if layer is not None), None)
     if layer is None:
         return tuple(words)

@@ -418,6 +418,37 @@ class ASGD(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class ASGO(RuleOptimizer):
+    """Momentum times the inverse root of the covariance of the gradient's shorter side, at the size of Adam's steps."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        momentum: float = 0.9,
+        beta: float = 0.8,
+        eps: float = 1e-10,
+        weight_decay: float = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_eps: float = 1e-08,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
 class AccSGD(RuleOptimizer):
     """Gradient descent that mixes a short step with the mean of long ones."""
 
@@ -841,6 +872,7 @@ class AdaMuonSign(RuleOptimizer):
         lr: float | torch.Tensor = 0.001,
         momentum: float = 0.95,
         eps: float = 1e-08,
+        nesterov: float = 1.0,
         weight_decay: float = 0.1,
         ns_steps: float = 5.0,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -1431,6 +1463,34 @@ class AdamHD(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class AdamHR(RuleOptimizer):
+    """Adam along the sphere of a tensor's first norm, with gradients and momentum in its tangent space."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0006,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-08,
+        adam_lr: float = 0.001,
+        lr_at_start: float | None = None,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class AdamMini(RuleOptimizer):
     """Adam with one second moment for each row of a matrix, and one for any other tensor."""
 
@@ -1973,6 +2033,42 @@ class ApolloMini(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class Aurora(RuleOptimizer):
+    """Muon with orthogonal matrices whose rows, or columns of wide ones, have about the same norm."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.95,
+        weight_decay: float = 0.025,
+        eps: float = 1e-07,
+        rounds: float = 2.0,
+        power: float = 0.5,
+        iterations: float = 12.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
 class AvaGrad(RuleOptimizer):
     """Adam whose steps all together keep one length, whatever eps is."""
 
@@ -2094,6 +2190,36 @@ class BCOSm(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class BSAM(RuleOptimizer):
+    """Sharpness-aware steps from a random point, whose climb and step are divided by a running precision."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.5,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0005,
+        rho: float = 0.01,
+        damping: float = 0.1,
+        num_data: float = 50000.0,
+        initial: float = 1.0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class CAME(RuleOptimizer):
     """Adafactor with a momentum that is trusted where it changes little."""
 
@@ -2149,6 +2275,39 @@ class COCOB(RuleOptimizer):
         offload_buffer: int = 67108864,
         offload_pinned: bool = True,
         seed: int = 0,
+    ) -> None: ...
+
+class COSMOS(RuleOptimizer):
+    """SOAP in the leading eigenspace of the gradient's columns, and Muon in the rest, at the same length."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
+        lr_ratio: float = 0.1,
+        gamma: float = 0.2,
+        rank: float = 64.0,
+        ns_steps: float = 5.0,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
     ) -> None: ...
 
 class CautiousADOPT(RuleOptimizer):
@@ -2427,6 +2586,36 @@ class Conda(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class DASGO(RuleOptimizer):
+    """ASGO with the diagonal of the covariance of columns alone."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.9,
+        beta: float = 0.95,
+        eps: float = 1e-08,
+        weight_decay: float = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
 class DASH(RuleOptimizer):
     """Shampoo with means of covariances and exact roots, scaled to the norm of Adam's step."""
 
@@ -2444,6 +2633,38 @@ class DASH(RuleOptimizer):
         fixed_decay: bool = False,
         momentum: float = 0,
         start_preconditioning_step: float = 1,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class DASHAxes(RuleOptimizer):
+    """Shampoo with a mean of covariances for each axis and exact roots, scaled to the norm of Adam's step."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float, float | None] = (0.9, 0.95, None),
+        eps: float = 1e-08,
+        matrix_eps: float = 1e-10,
+        every: float = 10.0,
+        max_dim: float = 10000.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -2888,6 +3109,43 @@ class EXAdam(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class EchoMuon(RuleOptimizer):
+    """Muon whose directions are damped where a slower momentum has less of them."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.02,
+        momentum: float = 0.95,
+        slow: float = 0.99,
+        gate: float = 1.0,
+        floor: float = 0.1,
+        every: float = 100.0,
+        weight_decay: float = 0.0,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
 class EmoFact(RuleOptimizer):
     """The sign of the gradient, of vectors that of the momentum, with steps by the trend of the loss."""
 
@@ -3100,6 +3358,37 @@ class FOOF(RuleOptimizer):
         weight_decay: float = 0.0,
         weight_decouple: bool = True,
         fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class FRUGAL(RuleOptimizer):
+    """AdamW in the span of leading singular vectors, begun anew with each span, and signs of the gradient's rest."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        density: float = 0.25,
+        gap: float = 200.0,
+        inactive_scale: float = 1.0,
+        rounding: float = 1e-06,
+        weight_decay: float = 0.01,
+        *,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -3622,6 +3911,37 @@ class KLSOAP(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class KLSOAPAxes(RuleOptimizer):
+    """Adam in the eigenbases of covariances, one for each axis of a tensor, each whitened along the other axes."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.003,
+        betas: tuple[float, float] = (0.95, 0.95),
+        eps: float = 1e-08,
+        every: float = 10.0,
+        max_dim: float = 10000.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class KLShampoo(RuleOptimizer):
     """Momentum whitened on both sides by covariances that are each whitened by the other side."""
 
@@ -3704,6 +4024,37 @@ class Kron(RuleOptimizer):
         weight_decouple: bool = True,
         fixed_decay: bool = False,
         balance_prob: float = 0,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class KronAxes(RuleOptimizer):
+    """Momentum whitened by triangular factors of each axis of a tensor, fitted by relative gradient descent."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.9,
+        fit: float = 0.1,
+        weight_decay: float = 0.0,
+        eps: float = 1.2e-38,
+        every: float = 1.0,
+        *,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -3862,6 +4213,35 @@ class LBFGSDirection(RuleOptimizer):
         weights: str | None = None,
         backend: str | None = None,
         reduce_over: Any = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class LDAdam(RuleOptimizer):
+    """Adam in a subspace that follows the gradient in every step; an error feedback returns the rest."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.908, 0.99),
+        eps: float = 1e-08,
+        rho: float = 0.908,
+        rank: float = 16.0,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
         watch: WatchKeyword = None,
         watch_every: int = 1,
         offload: str | None = None,
@@ -4403,6 +4783,38 @@ class Muon(RuleOptimizer):
         auto: bool = False,
     ) -> None: ...
 
+class MuonAtan2(RuleOptimizer):
+    """Muon at the size of Adam's steps, and Adam whose quotient is an angle for all else."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0001,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.99),
+        a: float = 1.27,
+        b: float = 1.0,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
 class MuonBP(RuleOptimizer):
     """Muon of blocks of columns, and of the whole matrix every so many steps."""
 
@@ -4420,6 +4832,167 @@ class MuonBP(RuleOptimizer):
         adamw_lr: float = 0.001,
         adamw_eps: float = 1e-08,
         lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
+class MuonH(RuleOptimizer):
+    """Muon that keeps every matrix at the norm it began with, by steps that are a fraction of that norm."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.02,
+        momentum: float = 0.95,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
+        adamw_lr: float = 0.001,
+        lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
+class MuonHR(RuleOptimizer):
+    """Muon along the sphere of a matrix's first norm, with gradients and momentum in its tangent space."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0006,
+        momentum: float = 0.95,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        adam_lr: float = 0.001,
+        lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
+class MuonRemez(RuleOptimizer):
+    """Muon with the square roots of the momentum's singular values in the place of ones."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.02,
+        momentum: float = 0.95,
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        lr_at_start: float | None = None,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
+class MuonSphere(RuleOptimizer):
+    """Muon with weights that are brought back to one spectral norm before each step."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0006,
+        momentum: float = 0.9,
+        radius: float = 1.0,
+        polar_steps: float = 8.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        adam_lr: float = 0.001,
+        lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
+class Muown(RuleOptimizer):
+    """Muon of the directions of rows, and Adam of their norms."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0003,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
+        ns_steps: float = 5.0,
         *,
         ns_form: str | None = None,
         maximize: bool = False,
@@ -4466,6 +5039,79 @@ class NAGGS(RuleOptimizer):
         offload_buffer: int = 67108864,
         offload_pinned: bool = True,
         seed: int = 0,
+    ) -> None: ...
+
+class NAMO(RuleOptimizer):
+    """Muon with one step size for each matrix, from the norms of its momentum and of its gradients as Adam's."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        momentum: float = 0.95,
+        beta: float = 0.99,
+        eps: float = 1e-08,
+        scale: float = 0.2,
+        weight_decay: float = 0.1,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
+class NAMOD(RuleOptimizer):
+    """NAMO with a step size for each column, held near the mean of all columns."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        momentum: float = 0.95,
+        beta: float = 0.99,
+        eps: float = 1e-08,
+        scale: float = 0.2,
+        clamp: float = 0.75,
+        weight_decay: float = 0.1,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
     ) -> None: ...
 
 class NAdam(RuleOptimizer):
@@ -4583,6 +5229,40 @@ class NSGDM(RuleOptimizer):
         offload_buffer: int = 67108864,
         offload_pinned: bool = True,
         seed: int = 0,
+    ) -> None: ...
+
+class NanochatMuon(RuleOptimizer):
+    """Muon of rows of one length, by Polar Express, then normalized by rows or columns, with cautious weight decay."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.02,
+        momentum: float = 0.95,
+        beta: float = 0.9,
+        weight_decay: float = 0.0,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
     ) -> None: ...
 
 class Nero(RuleOptimizer):
@@ -4963,6 +5643,40 @@ class PNM(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class PRISM(RuleOptimizer):
+    """Muon of the momentum above the gradient's distance from it, so that directions of large variance are damped."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.95,
+        gamma: float = 1.0,
+        weight_decay: float = 0.1,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
 class PSGLD(RuleOptimizer):
     """Langevin dynamics whose steps and noise are scaled as in RMSprop."""
 
@@ -5071,6 +5785,39 @@ class Prodigy(RuleOptimizer):
         *,
         weight_decouple: bool = True,
         fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        reduce_over: Any = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class ProdigyScheduleFree(EvaluatedOptimizer):
+    """Prodigy's step size, from every eleventh element, for steps that are averaged without a schedule."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        betas: tuple[float, float, float | None] = (0.9, 0.99, None),
+        eps: float = 1e-08,
+        weight_decay: float = 0.0,
+        d0: float = 1e-06,
+        d_coef: float = 1.0,
+        growth_rate: float | None = None,
+        decoupling_c: float = 0.0,
+        stride: float = 11.0,
+        *,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -5341,6 +6088,38 @@ class RDA(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class RMNP(RuleOptimizer):
+    """The momentum with every row of a matrix divided by its norm, in the place of Muon's orthogonal factor."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.02,
+        momentum: float = 0.95,
+        eps: float = 1e-12,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        lr_at_start: float | None = None,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
+    ) -> None: ...
+
 class RMSprop(RuleOptimizer):
     """Steps divided by the root of the recent mean of squared gradients."""
 
@@ -5490,6 +6269,40 @@ class RMSpropTF(RuleOptimizer):
         offload_buffer: int = 67108864,
         offload_pinned: bool = True,
         seed: int = 0,
+    ) -> None: ...
+
+class ROOT(RuleOptimizer):
+    """Muon of a momentum whose largest elements are cut to a quantile of their sizes."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.95,
+        kept: float = 0.9,
+        weight_decay: float = 0.1,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_lr: float = 0.001,
+        adamw_eps: float = 1e-08,
+        lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
     ) -> None: ...
 
 class ROSE(RuleOptimizer):
@@ -6005,6 +6818,36 @@ class SOAPAxes(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class SOAPSorted(RuleOptimizer):
+    """SOAP with the columns of its bases sorted by estimated eigenvalues before each refreshment."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.003,
+        betas: tuple[float, float] = (0.95, 0.95),
+        eps: float = 1e-08,
+        every: float = 10.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class SPAM(RuleOptimizer):
     """Adam with spikes of gradients cut, whose moments begin anew every so often, with steps that grow again."""
 
@@ -6154,6 +6997,34 @@ class SRSGD(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class SUDSAdamW(RuleOptimizer):
+    """AdamW in a basis whose first vector follows the leading direction of gradients, by a reflection."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.0025,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-08,
+        precond_lr: float = 0.01,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class SWATS(RuleOptimizer):
     """Adam until the step that gradient descent would have taken stops changing, and gradient descent from there."""
 
@@ -6240,6 +7111,37 @@ class ScalableShampoo(RuleOptimizer):
         decoupled_learning_rate: bool = True,
         shape_interpretation: bool = False,
         diagonal_eps: float = 1e-10,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
+class ScalableShampooAxes(RuleOptimizer):
+    """Shampoo with a mean of covariances for each axis, exact roots, Nesterov's momentum, and the gradient's norm."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-06,
+        start: float = 25.0,
+        every: float = 1000.0,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = False,
+        fixed_decay: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -6594,6 +7496,34 @@ class Signum(RuleOptimizer):
         seed: int = 0,
     ) -> None: ...
 
+class SignumSNR(RuleOptimizer):
+    """Signum whose steps shrink where the gradient's noise is larger than its mean."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.001,
+        momentum: float = 0.95,
+        *,
+        weight_decay: float = 0.0,
+        weight_decouple: bool = True,
+        fixed_decay: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+    ) -> None: ...
+
 class SimplifiedAdEMAMix(RuleOptimizer):
     """Adam with one slow sum of gradients, and the gradient itself."""
 
@@ -6834,6 +7764,40 @@ class Tiger(RuleOptimizer):
         offload_buffer: int = 67108864,
         offload_pinned: bool = True,
         seed: int = 0,
+    ) -> None: ...
+
+class Trion(RuleOptimizer):
+    """Muon of low rank, by the columns of the momentum's cosine transform with the largest sums of sizes."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 0.01,
+        mu: float = 0.95,
+        weight_decay: float = 0.01,
+        rank: float = 4.0,
+        ns_steps: float = 5.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        adamw_lr: float = 0.001,
+        lr_at_start: float | None = None,
+        *,
+        ns_form: str | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        state_dtype: StateDtype = None,
+        weights: str | None = None,
+        backend: str | None = None,
+        watch: WatchKeyword = None,
+        watch_every: int = 1,
+        offload: str | None = None,
+        offload_buffer: int = 67108864,
+        offload_pinned: bool = True,
+        seed: int = 0,
+        auto: bool = False,
     ) -> None: ...
 
 class TurboMuon(RuleOptimizer):

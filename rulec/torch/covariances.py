@@ -1,7 +1,7 @@
 """Second moments of the inputs and output gradients of layers, for rules that read them as inputs.
 
 A layer multiplies its weight, a matrix, by rows of numbers: examples, and positions of a sequence or an image. `a` is
-the mean of x x^T over rows x that go in, and `b` that of y y^T over the gradients y of rows that come out.
+the mean of x x^T over input rows x, and `b` the mean of y y^T over gradients y of output rows.
 """
 
 from __future__ import annotations

@@ -21,6 +21,6 @@ NORMED: tuple[Peer, ...] = (
     printed_peer("muon_hr", "levanter's formula", MuonHR, {**_ADAM, "lr": 0.2, "momentum": 0.8, "ns_steps": 5}),
     printed_peer(
         "muon_sphere", "levanter's formula", MuonSphere,
-        {**_ADAM, "lr": 0.2, "momentum": 0.8, "ns_steps": 8, "radius": 1.3},
+        {**_ADAM, "lr": 0.2, "momentum": 0.8, "polar_steps": 8, "radius": 1.3},
     ),
 )  # fmt: skip

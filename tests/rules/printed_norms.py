@@ -138,7 +138,7 @@ class MuonSphere(WithAdam):
         self.m[i] = momentum.reshape(self.m[i].shape)
         ahead = g + h["momentum"] * momentum
         radius = h["radius"] * math.sqrt(w.shape[0] / w.shape[1])
-        o = orthogonal(ahead, int(h["ns_steps"]), "polar_express")
+        o = orthogonal(ahead, int(h["polar_steps"]), "polar_express")
         return np.asarray(w * (radius / np.linalg.svd(w)[1][0]) - h["lr"] * radius * o)
 
     def _adamw(self, i: int, g: Array, h: Hyper) -> None:

@@ -107,7 +107,7 @@ def _with_rate(rules: Sequence[AnyRule], choice: Sequence[Case[AnyRule]]) -> lis
 
 
 def with_rate_of_rest(rule: AnyRule, called: Sequence[AnyRule], cases: Sequence[AnyRule]) -> AnyRule:
-    """The rule that calls these cases, with the learning rate that one of them has in place of its main rule's."""
+    """The rule of these cases, in which a case may replace the learning rate of its main rule."""
     rates = {case.rate for main, case in zip(called, cases, strict=True) if case.rate is not main.rate}
     return replace(rule, rate=rates.pop()) if len(rates) == 1 and rule.multiplies_lr else rule
 

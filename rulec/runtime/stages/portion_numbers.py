@@ -16,7 +16,7 @@ from rulec.runtime.buckets.launch import Launch, Portion
 
 
 class PortionNumbers:
-    """The numbers of one portion: those that kernels take in `rows`, and those that values between kernels follow from.
+    """The numbers of one portion: columns of `rows` for kernels, and numbers for the values between kernels.
 
     A number is of a tensor, of its group, or of the model.
     """

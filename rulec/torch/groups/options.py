@@ -168,7 +168,7 @@ def with_offload(options: Options, interface: Interface, groups: Sequence[Mappin
     """The options for the parameters of these groups, where the step is offloaded.
 
     Weights of 16 bits have a master copy on the host, unless another kind of weights was asked for, or none by `""`.
-    HyperError for a rule whose step needs more of the device than gradients, and for groups that ask for numbers there.
+    HyperError for a rule that needs more of the device than gradients, and for groups with numbers on the device.
     """
     offload = options.offload
     if offload is None:

@@ -77,7 +77,7 @@ class GroupValues:
 
 
 def _kinds(known: Sequence[Any]) -> list[Any]:
-    """The type of each value, and of each part of a tuple; the identity of those that no comparison can tell apart."""
+    """The type of each value, and of each part of a tuple; the identity of values without a comparison."""
     parts = [part for values in known for value in values[1:] for part in (value if type(value) is tuple else (value,))]
     return [type(part) if type(part) in STEADY else id(part) for part in parts]
 

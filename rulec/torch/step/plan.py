@@ -42,8 +42,8 @@ class EngineTensors:
 class StepPlan:
     """A step of some parameters.
 
-    `chosen` are their indices among all parameters, `written` the parameters themselves. `converted` are the indices,
-    among these, of gradients for which kernels read another tensor: complex ones and DTensors. `sections` has, for
+    `chosen` are their indices among all parameters, `written` the parameters themselves. `converted` are the indices
+    of gradients for which kernels read another tensor: complex gradients and DTensors. `sections` has, for
     each tensor of a kernel, its parameter's index and its section; empty where all are parameters. `tensors` are the
     indices of the kernels' tensors among the routes. `copied` are routes with the contiguous copy that kernels write.
     `scalings` are the ways of scaling of the steps so far, and `later` are the messages of their later rounds.
