@@ -35,6 +35,8 @@ class PlainRun:
             "machine_eps": 2.0**-52,
             "tensor": 0,
             "tensors": 1,
+            "depth": 0,
+            "depths": 1,
         }
         self.facts = {k: np.float64(v) for k, v in facts.items()}
         self.states = {}

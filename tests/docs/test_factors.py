@@ -63,9 +63,14 @@ def test_dash_has_the_factors_of_the_rule() -> None:
     assert sides_there("DASH")[:2] == sides_here("dash")
 
 
+@pytest.mark.parametrize("name", FACTORED["shorter"])
+def test_factor_of_the_shorter_side_is_that_of_the_first_dimension(name: str) -> None:
+    assert sides_here(name) == [SHAPE[0]]
+
+
 def test_every_rule_with_factors_of_a_flattened_kernel_is_named() -> None:
     """A rule has them where a state is square with as many rows as the flattened kernel has columns."""
-    named = {*factors(), *FACTORED["as_here"]}
+    named = {*factors(), *FACTORED["as_here"], *FACTORED["shorter"]}
     found = set()
     for name in RULES:
         shapes = [state.shape for state in rulec.load(name).state.values() if state.shape]

@@ -18,6 +18,7 @@ import rulec.jax
 from rulec.array_api import random
 from rulec.jax.compiled import is_wide
 from rulec.language.expr.node import Op, walk
+from rulec.language.rule_data import reads_layers
 from rulec.testing.cases import loaded
 from tests.jax.runs import WAYS, JaxRun
 from tests.library import single
@@ -109,7 +110,10 @@ def compared() -> list[Any]:
 
 def test_every_rule_is_compared() -> None:
     named = set().union(*(names_of(param.values[0]) for param in compared()))
-    assert {name.removeprefix("transforms/") for name in named} == {n.removeprefix("transforms/") for n in single()}
+    layered = [name for name in rulec.rules() if reads_layers(rulec.load(name))]
+    assert {n.removeprefix("transforms/") for n in named} == {
+        n.removeprefix("transforms/") for n in (*single(), *layered)
+    }
 
 
 @pytest.mark.parametrize(("row", "way"), compared())

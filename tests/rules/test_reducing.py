@@ -23,7 +23,7 @@ RELATIVE_FLOAT64 = 1e-12
 ULPS_FLOAT32 = STEPS / 2
 
 #: Rules whose first gradients, or norms of parameters, set their step for good: a tensor whose are zero stays.
-SET_AT_FIRST = ("sgdsai", "hyperball_adam", "madam", "transforms/relative_update")
+SET_AT_FIRST = ("sgdsai", "hyperball_adam", "madam", "transforms/relative_update", "transforms/percentile_clip")
 
 #: Rules that move a tensor without a gradient.
 MOVED_BY_NOISE = ("transforms/noise", "gravity", "sgld", "psgld", "sghmc")

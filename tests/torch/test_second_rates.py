@@ -36,8 +36,8 @@ SCHEDULES: dict[str, Callable[[int], float]] = {
 
 @cache
 def rules() -> list[str]:
-    """The rules with a second learning rate."""
-    return [name for name in rulec.rules(wrappers=False) if followers(rulec.load(name).settings)]
+    """The rules whose other tensors take AdamW with a learning rate of its own."""
+    return [name for name in rulec.rules(wrappers=False) if "adamw_lr" in followers(rulec.load(name).settings)]
 
 
 def parameters() -> list[nn.Parameter]:
