@@ -444,8 +444,12 @@ def test_a_store_takes_no_gradient_that_lacks_memory(collects: bool, sparse: boo
 
 
 def test_a_look_at_memory_calls_no_further_function_of_torch() -> None:
-    """Of a gradient whose words are as before, three functions are asked: where it is, its address, and a reference."""
+    """Of a gradient whose words are as before, three functions are asked: where it is, its address, and a reference.
+
+    The gradients are those of the step before: a new tensor may have other bytes between its words.
+    """
     params, optimizer = _stepped(rulec.torch.AdamW, 5)
+    optimizer.step()
     survey = optimizer._machine.plans.survey
     kind, calls = ctypes.PYFUNCTYPE(ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t), []
 
