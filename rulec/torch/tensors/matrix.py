@@ -54,8 +54,8 @@ def _is_transposed(a: Array, b: Array) -> bool:
 
 
 def _tensor(x: Array) -> Tensor:
-    """A tensor that shares the memory of the array, or has a copy of one with a negative stride."""
-    return torch.from_numpy(x if min(x.strides, default=0) >= 0 else x.copy())
+    """A tensor that shares the memory of the array, or has a copy of one that is read-only or has a negative stride."""
+    return torch.from_numpy(x if x.flags.writeable and min(x.strides, default=0) >= 0 else x.copy())
 
 
 def _newton_schulz(
