@@ -21,7 +21,7 @@ def optax_functions() -> str:
 
 
 def optax_names() -> str:
-    """optax's functions that make a transformation: those that are here, and those that are optax's alone."""
+    """optax's functions that make a transformation: the names here, and the other names."""
     rows = [_names("optax", optax, dir(rulec.jax)), _names("optax.contrib", optax.contrib, dir(rulec.jax.contrib))]
     return table(["of", "here", "optax's alone"], rows)
 

@@ -77,7 +77,7 @@ class StepTensors:
         self.plans = Plans(self.params, self.engines, self.routes, self.tensor_refs, self.copies)
         self._add_writer()
         self.buffers = Buffers(self.engines, self.routes, self.tensor_refs, Store(saved), groups)
-        #: The repetition that takes the next step, where it is as the last one.
+        #: The repeated step, for a next step with the same tensors.
         self.repeat: Repeat | None = None
         self._restore(saved, groups, strict)
 
