@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from rulec.language.rule import Rule
 from rulec.runtime.storage.options import Storage
 
-from .bindings import fortran_text, julia_text
+from .fortran import fortran_text
 from .header import header_text
+from .julia import julia_text
 from .model import CFile
 from .source import Source
 
