@@ -20,7 +20,8 @@ class Leaf:
     """The facts of a parameter for a plan: its path, its shape, and its dtype and its gradient's by our names.
 
     `states` are the names and dtypes of the states that it has already, or the keys of their formats. A `paired` leaf
-    is complex, and its shape is of the pairs of reals.
+    is complex, and its shape is of the pairs of reals. `path` is the path of its parameter, where this is several
+    tensors.
     """
 
     name: str
@@ -29,6 +30,12 @@ class Leaf:
     grad_dtype: str
     states: tuple[tuple[str, str], ...] = ()
     paired: bool = False
+    path: str = ""
+
+    @property
+    def parameter(self) -> str:
+        """The path of its parameter."""
+        return self.path or self.name
 
 
 def dtype_name(array: Any) -> str:
@@ -38,15 +45,18 @@ def dtype_name(array: Any) -> str:
 
 def leaves_of(
     names: Sequence[str], params: Sequence[Any], grads: Sequence[Any], states: Mapping[str, Mapping[int, Any]],
-    paired: Collection[int] = (),
+    paired: Collection[int] = (), paths: Sequence[str] = (),
 ) -> tuple[Leaf, ...]:  # fmt: skip
-    """The leaves of these arrays; existing `states` are name -> place of a leaf -> array."""
+    """The leaves of these arrays; existing `states` are name -> place of a leaf -> array.
+
+    `paths` are the paths of their parameters, by default their names.
+    """
     return tuple(
         Leaf(
             name, tuple(params[i].shape), dtype_name(params[i]), dtype_name(grads[i]),
-            tuple((state, dtype_name(arrays[i])) for state, arrays in states.items() if i in arrays), i in paired,
+            tuple((state, dtype_name(arrays[i])) for state, arrays in states.items() if i in arrays), i in paired, path,
         )
-        for i, name in enumerate(names)
+        for i, (name, path) in enumerate(zip(names, paths or names, strict=True))
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ import numpy as np
 from rulec.compiler.routing import Router
 from rulec.compiler.weights import PARTS
 from rulec.errors import HyperError, RulecError, TensorError
+from rulec.functional.axes import Orientation, reads_layout, reads_tensors
 from rulec.functional.plan import Options, Route, StepPlan
 from rulec.functional.step_values import Statistics
 from rulec.functional.values import Leaf, Values, leaves_of
@@ -31,6 +33,7 @@ from rulec.jax import cpu
 from rulec.jax.first import first_values
 from rulec.jax.leaves import Tree, called, check_inputs, flat, leaf_name, like, matrices_by_leaf
 from rulec.jax.library import compiler_options, is_traced
+from rulec.jax.oriented import oriented, oriented_as
 from rulec.jax.packing import Packed, packed
 from rulec.jax.recipe import Group, Recipe
 from rulec.jax.state import Fields, Shown, State, check_state, fields_of
@@ -67,6 +70,7 @@ class CompiledRecipe:
         self.fields: Fields = fields_of(self.rules, dict(renamed), parts)
         self.inputs = {name: kind for rule in self.rules for name, kind in inputs_of(rule).items()}
         self.passes = EvaluationNames(self.rules)
+        self._has_warned = False
         #: Structures of parameters and of a state, and dtypes of parameters -> whether the state is held packed.
         self._packs: dict[Any, bool] = {}
         self._plan = functools.lru_cache(maxsize=_PLANS)(self._planned)
@@ -90,13 +94,13 @@ class CompiledRecipe:
         if group is None:
             return None
         chosen = self.recipe.groups[group]
-        tags = {*chosen.tags, *(self.recipe.tags or {}).get(leaf.name, ())}
+        tags = {*chosen.tags, *(self.recipe.tags or {}).get(leaf.parameter, ())}
         return Route(chosen.rule, group, tags, chosen.static())
 
     def _check_tags(self, leaves: Sequence[Leaf]) -> None:
         if self.recipe.tags is None:
             check_tags(self.recipe.groups[0].rule, leaves)
-        names = [leaf.name for leaf in leaves]
+        names = [leaf.parameter for leaf in leaves]
         for name in self.recipe.tags or {}:
             if names and name not in names:
                 raise TensorError(
@@ -105,14 +109,15 @@ class CompiledRecipe:
                 )
 
     def _check_weights(self, leaves: Sequence[Leaf]) -> None:
-        untrained = {*self.recipe.untrained([leaf.name for leaf in leaves])}
-        self._storage.check_weights(leaf.dtype for leaf in leaves if leaf.name not in untrained)
+        untrained = {*self.recipe.untrained([leaf.parameter for leaf in leaves])}
+        self._storage.check_weights(leaf.dtype for leaf in leaves if leaf.parameter not in untrained)
 
     def plan_of(self, params: Tree, grads: Tree | None, values: Values | None, update: bool) -> StepPlan:
         """The plan for these leaves; existing states in `values` keep their dtypes."""
         states = {} if values is None else values.arrays
         gradients = params if grads is None else grads
-        return self._plan(leaves_of(params.names, params.arrays, gradients.arrays, states, params.paired), update)
+        leaves = leaves_of(params.names, params.arrays, gradients.arrays, states, params.paired, params.paths)
+        return self._plan(leaves, update)
 
     def packed_state(self, params: Any, grads: Any, state: Any) -> Any:
         """The state packed, where a step of its own holds it so; None elsewhere.
@@ -133,12 +138,12 @@ class CompiledRecipe:
         tree = self._flat(params, "the parameter")
         values = self.fields.unpacked(state, tree, self.recipe.title)
         plan = self.plan_of(tree, self._like(grads, tree, "the gradient of"), values, False)
-        return not tree.paired and cpu.packs(plan)
+        return not tree.paired and tree.whole is tree and cpu.packs(plan)
 
     def routing(self, params: Any) -> dict[str, str]:
         """The name of the rule of each leaf that has one, by its path."""
         plan = self.plan_of(self._flat(params, "the parameter"), None, None, False)
-        routed = [leaf.name for leaf, route in zip(plan.leaves, plan.routes, strict=True) if route is not None]
+        routed = [leaf.parameter for leaf, route in zip(plan.leaves, plan.routes, strict=True) if route is not None]
         return {name: rule.name for name, rule in zip(routed, plan.rules, strict=True)}
 
     # The functions that are traced
@@ -177,10 +182,38 @@ class CompiledRecipe:
         return model.of(results), state, shown(measured, plan, self.recipe, model, self.wide)
 
     def _flat(self, tree: Any, what: str) -> Tree:
-        return flat(tree, what, self.wide, self.recipe.untrained)
+        leaves = flat(tree, what, self.wide, self.recipe.untrained)
+        self.recipe.axes.check(leaves.names)
+        return oriented(leaves, self._orientation)
 
     def _like(self, tree: Any, model: Tree, what: str) -> Tree:
-        return like(tree, model, what, self.wide)
+        return oriented_as(like(tree, model.whole, what, self.wide), model)
+
+    def _orientation(self, name: str, shape: tuple[int, ...]) -> Orientation | None:
+        """The orientation of a leaf whose rule depends on it."""
+        group = self.recipe.choose(name, shape)
+        if group is None:
+            return None
+        rule = self.recipe.groups[group].rule
+        one = self.recipe.axes.of(name, shape)
+        if one is None:
+            self._say_unknown(name, shape, rule)
+        elif reads_layout(rule) or (one.batch and (self.options.watch or reads_tensors(rule))):
+            return one
+        return None
+
+    def _say_unknown(self, name: str, shape: tuple[int, ...], rule: Rule) -> None:
+        """Warns once that a layer of Flax or Keras may lie otherwise than a rule of matrices takes it."""
+        is_kernel = len(shape) > 1 and name.rpartition("/")[2] == "kernel"
+        if self._has_warned or not is_kernel or self.recipe.axes.knows(name) or not reads_layout(rule):
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"{rule.name} takes the axes of {name}, of shape {shape}, for (outputs, inputs) as torch keeps them, and "
+            f"Flax keeps (inputs, outputs): give axes=rulec.jax.flax_axes(model), or axes={{'*kernel': None}} where "
+            f"they lie as in torch",
+            stacklevel=2,
+        )
 
     def _begun(self, state: Any, params: Tree, grads: Tree | None, update: bool) -> tuple[StepPlan, Values]:
         """The plan of a step from this state, and the state's values."""
@@ -200,7 +233,7 @@ class CompiledRecipe:
     def _input(self, name: str, value: Any, params: Tree) -> Any:
         kind = self.inputs[name]
         if kind not in WORDS:
-            return matrices_by_leaf(value, params, f"the input {name} of")
+            return params.apart(matrices_by_leaf(value, params.whole, f"the input {name} of"))
         if kind == LIKE_P:
             return list(self._like(value, params, f"the input {name} of").arrays)
         if jnp.shape(value) != ():

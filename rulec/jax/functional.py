@@ -21,6 +21,7 @@ from rulec.jax import cpu
 from rulec.jax.compiled import CompiledRecipe, Renamed, call, machine, machine_of, numbered
 from rulec.jax.evaluations import Gradient, passed
 from rulec.jax.library import is_outermost
+from rulec.jax.oriented import Axes
 from rulec.jax.packing import packed as pack
 from rulec.jax.recipe import Given, Recipe, Rules, recipe, rules_of
 from rulec.jax.state import behind_trees, delete_trees, held, is_held_packed
@@ -36,16 +37,16 @@ from rulec.runtime.statistics import checked_words
 
 def init(
     rule: Rules, params: Any, *, state_dtype: Any = None, weights: str = "",
-    tags: Mapping[str, Collection[str]] | None = None, packed: bool = False, **hyper: Given,
+    tags: Mapping[str, Collection[str]] | None = None, axes: Axes = None, packed: bool = False, **hyper: Given,
 ) -> Any:  # fmt: skip
     """The state of a rule before its first step, for a tree of parameters; `step` takes it.
 
-    `rule`, `state_dtype`, `tags` and hyper-parameters are as for `rulec.jax.transform`. Hyper-parameters are needed
-    only where a state begins with one, such as `d0` of Prodigy: without it the state begins with the default, whatever
-    `step` is given. `weights` is the kind of leaves of 16 bits in memory: `split`, `split24`, `master`, `kahan` or
-    `stochastic`; `step` needs it too. With `packed` the state is packed, as by `rulec.jax.packed`.
+    `rule`, `state_dtype`, `tags`, `axes` and hyper-parameters are as for `rulec.jax.transform`. Hyper-parameters are
+    needed only where a state begins with one, such as `d0` of Prodigy: without it the state begins with the default,
+    whatever `step` is given. `weights` is the kind of leaves of 16 bits in memory: `split`, `split24`, `master`,
+    `kahan` or `stochastic`; `step` needs it too. With `packed` the state is packed, as by `rulec.jax.packed`.
     """
-    current, numbers = numbered(recipe(rule, hyper, tags))
+    current, numbers = numbered(recipe(rule, hyper, tags, axes))
     functions = machine(current, options(state_dtype, False, 0, weights))
     state = call(functions.init, params, numbers)
     return pack(state) if packed else state
@@ -53,8 +54,8 @@ def init(
 
 def step(
     rule: Rules, params: Any, grads: Any, state: Any, *, weights: str = "", maximize: bool = False, seed: int = 0,
-    tags: Mapping[str, Collection[str]] | None = None, donate: bool = True, backend: str | None = None,
-    gradient: Gradient | None = None, watch: Watch | None = None, **hyper: Given,
+    tags: Mapping[str, Collection[str]] | None = None, axes: Axes = None, donate: bool = True,
+    backend: str | None = None, gradient: Gradient | None = None, watch: Watch | None = None, **hyper: Given,
 ) -> Any:  # fmt: skip
     """New parameters and a new state, in one compiled call that reuses the memory of the old ones.
 
@@ -73,7 +74,7 @@ def step(
     Raises TensorError, StateMismatch or HyperError in one sentence; nothing is donated then.
     """
     inputs = {name: hyper.pop(name) for name in _inputs(rule, hyper)}
-    current, numbers = numbered(recipe(rule, hyper, tags), getattr(state, "count", None))
+    current, numbers = numbered(recipe(rule, hyper, tags, axes), getattr(state, "count", None))
     words = checked_words(current.title, watch)
     chosen = cpu.chosen(backend, params, grads, held(state))
     options_of = options(None, maximize, seed, weights, words)
@@ -99,13 +100,13 @@ def step(
 
 
 def routing(
-    rule: Rules, params: Any, *, tags: Mapping[str, Collection[str]] | None = None, **hyper: Given
+    rule: Rules, params: Any, *, tags: Mapping[str, Collection[str]] | None = None, axes: Axes = None, **hyper: Given
 ) -> dict[str, str]:
     """Path of a leaf -> the name of its rule, for all leaves with a rule.
 
-    `rule`, `tags` and hyper-parameters are as for `init`.
+    `rule`, `tags`, `axes` and hyper-parameters are as for `init`.
     """
-    current, _ = numbered(recipe(rule, hyper, tags))
+    current, _ = numbered(recipe(rule, hyper, tags, axes))
     names: dict[str, str] = call(machine(current, options(None, False, 0)).routing, params)
     return names
 
@@ -137,19 +138,19 @@ def _passes(rule: Rule) -> EvaluationNames:
 
 def eval_params(
     rule: Rules, params: Any, state: Any, *, weights: str = "", tags: Mapping[str, Collection[str]] | None = None,
-    **hyper: Given,
+    axes: Axes = None, **hyper: Given,
 ) -> Any:  # fmt: skip
     """The parameters at which the model is evaluated, in the shapes and dtypes of the trained ones.
 
-    `state` is the last result of `rulec.jax.step` or of `update` of `rulec.jax.transform`. `rule`, `weights`, `tags`
-    and hyper-parameters are as for these calls; functions of the count have their values in the last step. Nothing is
-    changed or donated: training goes on with `params` and `state`.
+    `state` is the last result of `rulec.jax.step` or of `update` of `rulec.jax.transform`. `rule`, `weights`, `tags`,
+    `axes` and hyper-parameters are as for these calls; functions of the count have their values in the last step.
+    Nothing is changed or donated: training goes on with `params` and `state`.
 
     RuleError for a rule that is evaluated where it is trained; TensorError or StateMismatch as in a step.
     """
     count = getattr(state, "count", None)
     # The last step was given the number of those before it.
-    current, numbers = numbered(recipe(rule, hyper, tags), None if count is None else jnp.maximum(count, 1) - 1)
+    current, numbers = numbered(recipe(rule, hyper, tags, axes), None if count is None else jnp.maximum(count, 1) - 1)
     functions = machine_of(Evaluation, current, options(None, False, 0, weights))
     return call(functions.evaluate, params, state, numbers)
 

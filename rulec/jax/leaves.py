@@ -33,6 +33,20 @@ class Tree:
     untrained: frozenset[int] = frozenset()
     absent: frozenset[int] = frozenset()
 
+    @property
+    def whole(self) -> Tree:
+        """The tree of the leaves of the structure."""
+        return self
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path of the leaf of each array."""
+        return self.names
+
+    def apart(self, values: Sequence[Any]) -> list[Any]:
+        """A value for each array, from those for each leaf of the structure."""
+        return [*values]
+
     def of(self, arrays: Sequence[Any]) -> Any:
         """Other arrays, or None, in the same structure; complex where this tree's arrays are."""
         return self.holding([

@@ -11,10 +11,12 @@ from typing import Any
 import jax
 
 from rulec.errors import HyperError
+from rulec.functional.axes import AxisRoles
 from rulec.functional.hyper import peak_of, resolved
 from rulec.functional.values import Leaf
 from rulec.jax.leaves import Untrained
 from rulec.jax.library import LIBRARY, is_traced
+from rulec.jax.oriented import Axes, axis_roles
 from rulec.language.compose.combine import rename_all
 from rulec.language.hyper import AT_START, Hyper, followers
 from rulec.language.library.load import load
@@ -92,6 +94,7 @@ class Recipe:
 
     A leaf without a group is not updated; `untrained` gives the paths of such leaves among those of all. `check` is
     called with the paths of all leaves, and refuses unused patterns. `tags` is None where users said nothing of them.
+    `axes` are the roles of the axes of leaves.
     """
 
     groups: Sequence[Group]
@@ -99,11 +102,12 @@ class Recipe:
     tags: Mapping[str, Collection[str]] | None = field(default_factory=dict)
     check: Callable[[Sequence[str]], object] = len
     untrained: Untrained = lambda names: ()
+    axes: AxisRoles = field(default_factory=AxisRoles)
 
     def places(self, leaves: Sequence[Leaf]) -> list[int | None]:
         """The group of each leaf."""
-        self.check([leaf.name for leaf in leaves])
-        return [self.choose(leaf.name, leaf.shape) for leaf in leaves]
+        self.check(list(dict.fromkeys(leaf.parameter for leaf in leaves)))
+        return [self.choose(leaf.parameter, leaf.shape) for leaf in leaves]
 
     @property
     def title(self) -> str:
@@ -115,7 +119,7 @@ class Recipe:
         """All that compilation depends on: recipes of equal keys share compiled functions."""
         rules = tuple((g.rule, tuple(sorted(g.static().items())), _functions(g), g.tags) for g in self.groups)
         words = None if self.tags is None else sorted((name, tuple(sorted(tags))) for name, tags in self.tags.items())
-        return rules, self.choose, None if words is None else tuple(words)
+        return rules, self.choose, None if words is None else tuple(words), self.axes
 
 
 def _functions(group: Group) -> tuple[Any, ...]:
@@ -123,17 +127,20 @@ def _functions(group: Group) -> tuple[Any, ...]:
     return tuple((name, value if callable(value) else None) for name, value in sorted(group.hyper.items()))
 
 
-def recipe(rule: Rules, hyper: Mapping[str, Given], tags: Mapping[str, Collection[str]] | None) -> Recipe:
+def recipe(
+    rule: Rules, hyper: Mapping[str, Given], tags: Mapping[str, Collection[str]] | None, axes: Axes = None
+) -> Recipe:  # fmt: skip
     """One rule for all leaves, or the rules of a partition.
 
     `hyper` is for each rule with such a hyper-parameter; a part's own value takes precedence.
     """
+    roles = axis_roles(axes)
     if isinstance(rule, Partition):
-        return _of_partition(rule, hyper, dict(tags or {}))
+        return replace(_of_partition(rule, hyper, dict(tags or {})), axes=roles)
     single, hyper = sized(rules_of(rule)[0], hyper)
     group = _begun(Group(single, hyper))
     group.check()
-    return Recipe([group], _all_in_one, None if tags is None else dict(tags))
+    return Recipe([group], _all_in_one, None if tags is None else dict(tags), axes=roles)
 
 
 def rules_of(rule: Rules) -> list[Rule]:

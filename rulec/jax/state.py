@@ -199,7 +199,7 @@ def _by_place(value: Any, field: str, tree: Tree, title: str, as_complex: bool =
     if isinstance(value, Packed):
         return Pieces(_by_place(value.pieces(), field, tree, title), value)
     try:
-        arrays = tree.structure.flatten_up_to(value)
+        leaves = tree.structure.flatten_up_to(value)
     except (ValueError, TypeError) as error:
         raise StateMismatch(
             f"{field} of the state of {title} does not have the structure of the parameters, which may have changed "
@@ -208,7 +208,7 @@ def _by_place(value: Any, field: str, tree: Tree, title: str, as_complex: bool =
     plain = jnp.real if as_complex else lambda array: array
     by_place = {
         place: paired(array) if place in tree.paired else plain(array)
-        for place, array in enumerate(arrays)
+        for place, array in enumerate(tree.apart(leaves))
         if array is not None
     }
     known = _PARTS.get(field, FLOATS)

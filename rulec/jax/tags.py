@@ -77,7 +77,7 @@ def check_tags(rule: Rule, leaves: Sequence[Leaf]) -> None:
     if not any(map(reads_tags, rules)):
         return
     roles = named_roles(
-        [tuple(leaf.name.split("/")) for leaf in leaves], [leaf.shape for leaf in leaves], by_place=False
+        [tuple(leaf.parameter.split("/")) for leaf in leaves], [leaf.shape for leaf in leaves], by_place=False
     )
     for leaf, tags in zip(leaves, roles, strict=True):
         if not applies(rules[0], leaf.shape, ()):

@@ -23,6 +23,7 @@ from rulec.functional.plan import Options
 from rulec.jax.compiled import CompiledRecipe, call, check_watch, is_wide, machine, numbered
 from rulec.jax.evaluations import passed
 from rulec.jax.library import is_traced
+from rulec.jax.oriented import Axes
 from rulec.jax.recipe import Given, Group, Recipe, Rules, recipe, rules_of
 from rulec.jax.state import Shown
 from rulec.language.hyper import checked_seed
@@ -88,7 +89,7 @@ def injectable(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
 @injectable
 def transform(
     rule: Rules, lr: Given = None, *, state_dtype: Any = None, weights: str = "", maximize: bool = False, seed: int = 0,
-    tags: Mapping[str, Collection[str]] | None = None, watch: Watch | None = None, **hyper: Given,
+    tags: Mapping[str, Collection[str]] | None = None, axes: Axes = None, watch: Watch | None = None, **hyper: Given,
 ) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     """A rule as a transformation of optax: `init(params)` and `update(grads, state, params)`.
 
@@ -114,7 +115,7 @@ def transform(
     Raises HyperError or RuleError here, and TensorError or StateMismatch when it is traced.
     """
     hyper = hyper if lr is None else {"lr": lr, **hyper}
-    current = recipe(rule, hyper, tags)
+    current = recipe(rule, hyper, tags, axes)
     words = checked_words(current.title, watch)
     check_watch(current, words)
     return of_recipe(current, options(state_dtype, maximize, seed, weights, words))
