@@ -410,10 +410,24 @@ FAULTS = (
     ),
     Fault(
         "mlx adapter",
-        "rulec/mlx/optimizer.py",
-        "or array.dtype == mx.bool_)",
+        "rulec/mlx/trees.py",
+        "or parameter.dtype == mx.bool_)",
         ")",
         "mlx",
+    ),
+    Fault(
+        "mlx adapter",
+        "rulec/mlx/optimizer.py",
+        'self.state["step"] = values.count',
+        "pass",
+        "mlx/test_checkpoint.py",
+    ),
+    Fault(
+        "mlx adapter",
+        "rulec/mlx/trees.py",
+        "return gradient is not None and",
+        "return",
+        "mlx/test_resumed.py",
     ),
     Fault(
         "array adapter",

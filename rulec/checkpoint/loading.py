@@ -210,6 +210,13 @@ def matched(
     return [by_name[name] for name in shapes]
 
 
+def with_slashes(names: Names) -> Names:
+    """The same, giving names with `/` where they have `.`, as parameters are called in torch and MLX."""
+    if isinstance(names, Mapping):
+        return {before: name.replace(".", "/") for before, name in names.items()}
+    return names and (lambda before: names(before).replace(".", "/"))
+
+
 def _renamed(file: str | Path, saved: Sequence[Parameter], names: Names) -> Sequence[Parameter]:
     if names is None:
         return saved

@@ -17,14 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from rulec import checkpoint
-from rulec.checkpoint import Axes, Leaf, Loaded, Names, Parameter, Shared, Stored
-from rulec.checkpoint.convert import decoded
-from rulec.compiler.layout import scale_name
+from rulec.checkpoint import Axes, Leaf, Names, Shared, Stored
 from rulec.compiler.weights import part_name
 from rulec.errors import RulecError, StateMismatch, TensorError
-from rulec.formats import UNBIASED, decode, encode
+from rulec.functional.filling import Filling, states_of
 from rulec.functional.plan import StepPlan
-from rulec.functional.quantized import Coded, Unbiased
+from rulec.functional.quantized import Unbiased
 from rulec.functional.values import Values
 from rulec.jax.compiled import CompiledRecipe, call, machine
 from rulec.jax.leaves import Tree, Untrained, flat
@@ -77,7 +75,9 @@ def load(
     loaded = checkpoint.load(run, file, run.plan.groups, names, axes, rule_may_differ)
     first = run.first(params)
     put, inner = inner_state(first if like is None else like)
-    values = Filling(run, str(file), loaded, run.values_of(inner_state(first)[1])).values(run.values_of(inner))
+    fresh = run.values_of(inner_state(first)[1])
+    filling = Filling(str(file), loaded, run.plan, run.places, run.tree.arrays, fresh, _ARRAYS)
+    values = filling.values(run.values_of(inner))
     state = run.fields_of(inner).packed(values, run.tree, getattr(inner, STATISTICS, None))
     return put(packed(state) if any(isinstance(field, Packed) for field in inner) else state)
 
@@ -88,7 +88,7 @@ def load_params(file: str | Path, params: Any, *, names: Names = None, axes: Axe
     shapes = {name: tuple(array.shape) for name, array in zip(leaf_names(tree), tree.arrays, strict=True)}
     values = checkpoint.load_values(file, shapes, names, axes)
     return tree.structure.unflatten(
-        array_of(value, array, array) for value, array in zip(values, tree.arrays, strict=True)
+        _ARRAYS.array(value, array, array) for value, array in zip(values, tree.arrays, strict=True)
     )
 
 
@@ -144,11 +144,11 @@ class JaxRun:
     def states(self, place: int) -> tuple[int, dict[str, Stored]]:
         """The number of updates of a leaf, and its states by name."""
         leaf, count = self.places[place], np.asarray(self.values.count)
-        return int(count[leaf] if count.ndim else count), states_of(self.plan, self.values, leaf)
+        return int(count[leaf] if count.ndim else count), states_of(self.plan, self.values, leaf, _ARRAYS)
 
     def value(self, place: int) -> Stored:
         """The parameter itself."""
-        return Stored.of(np.asarray(self.tree.arrays[self.places[place]]))
+        return _ARRAYS.stored(self.tree.arrays[self.places[place]])
 
     def shared(self) -> Shared:
         """Hyper-parameters that are numbers here and now, and the numbers of groups and the model."""
@@ -226,22 +226,6 @@ def inner_state(state: Any) -> tuple[Callable[[Any], Any], Any]:
     return lambda new: structure.unflatten([*leaves[: places[0]], new, *leaves[places[0] + 1 :]]), leaves[places[0]]
 
 
-def states_of(plan: StepPlan, values: Values, place: int) -> dict[str, Stored]:
-    """The states of the leaf at a place of the tree, by name."""
-    states = {name: arrays[place] for name, arrays in values.arrays.items() if place in arrays}
-    coded = {name: state for name, state in states.items() if isinstance(state, Coded)}
-    unbiased = {name: state for name, state in states.items() if isinstance(state, Unbiased)}
-    states |= {name: state.values for name, state in unbiased.items()}
-    for name, state in coded.items():
-        states[name] = state.codes.reshape(state.format.codes_shape(plan.leaves[place].shape))
-        states[scale_name(name)] = state.scales.reshape(-1)
-    for name, level in plan.numbers.items():
-        if level == "tensor" and place in plan.having[name]:
-            states[name] = np.asarray(values.numbers[name])[plan.having[name].index(place)]
-    keys = {name: state.format.key for name, state in coded.items()} | dict.fromkeys(unbiased, UNBIASED)
-    return {name: Stored.of(np.asarray(array), format=keys.get(name, "")) for name, array in states.items()}
-
-
 def _plain(group: Group) -> dict[str, float]:
     """The hyper-parameters of a group that are numbers here and now."""
     settings = {name: group.hyper.get(name, setting.default) for name, setting in group.settings.items()}
@@ -249,112 +233,20 @@ def _plain(group: Group) -> dict[str, float]:
     return {name: float(value) for name, value in known.items()}
 
 
-@dataclass(frozen=True)
-class Filling:
-    """A file's content on its way into a state; `fresh` has the first values of leaves that were never updated."""
+class _JaxArrays:
+    """JAX's arrays as those of a file."""
 
-    run: JaxRun
-    file: str
-    loaded: Loaded
-    fresh: Values
+    def stored(self, array: Any, format: str = "") -> Stored:
+        """The bytes of an array; an array of codes has the key of its format."""
+        return Stored.of(np.asarray(array), format=format)
 
-    def values(self, like: Values) -> Values:
-        """The content in the structure, dtypes and shardings of a state."""
-        values = Values(self._count(like.count))
-        for state, arrays in like.arrays.items():
-            values.arrays[state] = {place: self._filled(place, state, array) for place, array in arrays.items()}
-        for state, numbers in like.numbers.items():
-            values.numbers[state] = call(jnp.asarray, self._numbers(state, numbers).astype(numbers.dtype))
-        return values
-
-    @cached_property
-    def _saved(self) -> dict[int, Parameter]:
-        """The saved parameters by their places in the tree."""
-        return dict(zip(self.run.places, map(decoded, self.loaded.parameters), strict=True))
-
-    def _count(self, first: Any) -> Any:
-        steps = [*(p.steps for p in self.loaded.parameters), *self.loaded.group_steps, *self.loaded.model_steps]
-        if jnp.ndim(first):
-            counts = np.zeros(first.shape, first.dtype)
-            counts[self.run.places] = steps[: len(self.run.places)]
-            return jnp.asarray(counts)
-        if len({*steps}) > 1:
-            raise StateMismatch(self._other_counts(steps))
-        return jnp.asarray(steps[0] if steps else 0, first.dtype)
-
-    def _other_counts(self, steps: Sequence[int]) -> str:
-        other = next(i for i, count in enumerate(steps) if count != steps[0])
-        names = [p.name for p in self.loaded.parameters]
-        title = names[other] if other < len(names) else "their group or the model"
-        return (
-            f"in {self.file} {names[0]} was updated {steps[0]} times and {title} {steps[other]} times, and a state "
-            f"here has one count for all: save when all were updated equally often, and none but those that are trained"
-        )
-
-    def _filled(self, place: int, state: str, like: Any) -> Any:
-        """A state as `like` is stored."""
-        if isinstance(like, Coded):
-            return self._codes(place, state, like)
-        if isinstance(like, Unbiased):
-            return Unbiased(self._array(place, state, like.values))
-        return self._array(place, state, like)
-
-    def _array(self, place: int, state: str, like: Any) -> Any:
-        saved, param = self._state(place, state), self.run.tree.arrays[place]
-        if saved.shape != tuple(like.shape):
-            raise StateMismatch(
-                f"{state} of {self._saved[place].name} was saved with shape {saved.shape}, where it has "
-                f"{tuple(like.shape)}: give the hyper-parameters that decide it as they were"
-            )
-        return array_of(saved, like, param if saved.shape == tuple(param.shape) else like)
-
-    def _codes(self, place: int, state: str, like: Coded) -> Coded:
-        """A state in the format of `like`: the saved codes where they are in it."""
-        form, param = like.format, self.run.tree.arrays[place]
-        saved = self.loaded.parameters[self.run.places.index(place)].states
-        codes, scales = saved.get(state), saved.get(scale_name(state))
-        if codes is None or scales is None or codes.format != form.key:
-            values = self._state(place, state)
-            if values.shape != tuple(param.shape):
-                raise StateMismatch(
-                    f"{state} of {self._saved[place].name} was saved with shape {values.shape}, where it has "
-                    f"{tuple(param.shape)}: give the hyper-parameters that decide it as they were"
-                )
-            codes, scales = map(Stored.of, encode(form, values.values))
-        placed_as = param if form.bits == 8 else like.codes
-        return Coded(array_of(codes, like.codes, placed_as), array_of(scales, like.scales, like.scales), form)
-
-    def _state(self, place: int, state: str) -> Stored:
-        """A state of a leaf, decoded, or its first value where the leaf was never updated."""
-        saved = self._saved[place].states
-        if state in saved:
-            return saved[state]
-        fresh = self.fresh.arrays.get(state, {}).get(place)
-        if isinstance(fresh, Coded):
-            form, shape = fresh.format, tuple(self.run.tree.arrays[place].shape)
-            codes, scales = np.asarray(fresh.codes).reshape(form.codes_shape(shape)), np.asarray(fresh.scales)
-            return Stored.of(decode(form, codes, scales.reshape(-1), shape))
-        return states_of(self.run.plan, self.fresh, place)[state]
-
-    def _numbers(self, state: str, like: Any) -> np.ndarray[Any, Any]:
-        """A state of numbers: for each of its leaves, for each group or for the model."""
-        plan, loaded = self.run.plan, self.loaded
-        level = plan.numbers[state]
-        if level == "tensor":
-            return np.array([self._state(place, state).number for place in plan.having[state]])
-        if not loaded.begun:
-            return np.asarray(self.fresh.numbers[state])
-        if level == "group" and np.shape(like) != (plan.groups,):
-            raise StateMismatch(
-                f"{state} of the state has shape {np.shape(like)}, and the rule has {plan.groups} groups"
-            )
-        return np.array(loaded.numbers[state]).reshape(np.shape(like))
+    def array(self, stored: Stored, like: Any, placed_as: Any) -> Any:
+        """A saved array in the shape and dtype of `like`, on the devices of `placed_as`."""
+        values = np.array(stored.values.astype(like.dtype)).reshape(like.shape)
+        with jax.enable_x64(True):
+            sharding = getattr(placed_as, "sharding", None)
+            committed = getattr(placed_as, "committed", False)
+            return jax.device_put(values, sharding) if committed else jnp.array(values)
 
 
-def array_of(stored: Stored, like: Any, placed_as: Any) -> Any:
-    """A saved array in the shape and dtype of `like`, on the devices of `placed_as`."""
-    values = np.array(stored.values.astype(like.dtype)).reshape(like.shape)
-    with jax.enable_x64(True):
-        sharding = getattr(placed_as, "sharding", None)
-        committed = getattr(placed_as, "committed", False)
-        return jax.device_put(values, sharding) if committed else jnp.array(values)
+_ARRAYS = _JaxArrays()

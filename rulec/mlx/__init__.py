@@ -9,10 +9,12 @@ import functools
 from typing import Any
 
 from rulec.language.library.load import installed_titles, no_title
+from rulec.mlx.checkpoint import load, load_params, save
+from rulec.mlx.classes import mlx_optimizer, optimizer
 from rulec.mlx.entries import CLASSES, OTHERS, library_names
-from rulec.mlx.optimizer import RuleOptimizer, mlx_optimizer, optimizer
+from rulec.mlx.optimizer import RuleOptimizer
 
-__all__ = ["RuleOptimizer", "optimizer"]
+__all__ = ["RuleOptimizer", "load", "load_params", "optimizer", "save"]
 
 
 @functools.cache

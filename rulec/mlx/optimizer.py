@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx import optimizers
 from mlx.optimizers import Optimizer
 from mlx.utils import tree_flatten, tree_map
 
-from rulec.compiler.layout import FLOATS, scale_name
+from rulec.compiler.layout import scale_name
 from rulec.compiler.routing import Router
 from rulec.compiler.weights import PARTS
-from rulec.errors import BackendUnsupported, HyperError, RulecError, StateMismatch, TensorError
+from rulec.errors import BackendUnsupported, HyperError, RulecError, StateMismatch
 from rulec.functional.hyper import peak_of, resolved
 from rulec.functional.init import check_values, number_states
 from rulec.functional.plan import Options, Route, StepPlan
@@ -24,14 +21,14 @@ from rulec.functional.quantized import Coded, Unbiased
 from rulec.functional.values import Values, dtype_name, leaves_of
 from rulec.language.evaluations import check_single
 from rulec.language.hyper import AT_START, checked_seed
-from rulec.language.library.load import load
 from rulec.language.rule import Rule
 from rulec.language.sizes import sized
 from rulec.language.statistics import Watch
 from rulec.mlx.arrays import LIBRARY, Older, is_traced, state_names
-from rulec.mlx.entries import Entry, entry_of, hyper_of
+from rulec.mlx.entries import Entry, hyper_of
 from rulec.mlx.statistics import MEASURED, OptimizerStatistics
 from rulec.mlx.step import first_values, one_step
+from rulec.mlx.trees import check, is_moved, is_trained, together, trained_leaves, without_none
 from rulec.runtime.statistics import StepStatistics
 from rulec.runtime.storage.options import Storage
 
@@ -107,18 +104,12 @@ class RuleOptimizer(Optimizer):
     def init(self, parameters: Any) -> None:
         """Makes the states of parameters without one; numbers of all parameters together stay as they are.
 
-        Whole numbers, as quantized layers keep, have no state. TensorError for a parameter of another dtype;
+        None, and whole numbers, as quantized layers keep, have no state. TensorError for a parameter of another dtype;
         StateMismatch where a number of all parameters is missing beside their states.
         """
-        every: dict[str, Any] = dict(tree_flatten(parameters))
-        leaves = {name: array for name, array in every.items() if not _is_whole(array)}
-        names, arrays = [*leaves], [*leaves.values()]
-        for name, parameter in leaves.items():
-            _check(name, parameter, parameter)
-        plan = self._plan(names, arrays, arrays, Values(self.step))
-        values = first_values(plan, arrays, self.step, self._values(plan, self.learning_rate))
+        plan, values = self.before_a_step(trained_leaves(parameters))
         super().init(parameters)
-        states = [state for leaf, state in _together(parameters, self.state, "state") if not _is_whole(leaf)]
+        states = self.states_of(parameters)
         shared = self._shared(plan)
         self._check_shared(plan, shared, states)
         values.numbers |= shared
@@ -126,18 +117,68 @@ class RuleOptimizer(Optimizer):
         if self._statistics:
             self.state.setdefault(MEASURED, self._statistics.before_a_step(plan))
 
+    def before_a_step(self, leaves: Mapping[str, Any]) -> tuple[StepPlan, Values]:
+        """The plan of a step of these arrays by path, and the values of their states before the first one."""
+        names, arrays = [*leaves], [*leaves.values()]
+        plan = self._plan(names, arrays, arrays, Values(self.step))
+        return plan, first_values(plan, arrays, self.step, self._values(plan, self.learning_rate))
+
+    def states_of(self, parameters: Any) -> list[dict[str, Any]]:
+        """The states of the trained leaves of a tree; TensorError for a leaf without a place in `state`."""
+        return [state for leaf, state in together(without_none(parameters), self.state, "state") if is_trained(leaf)]
+
     def init_single(self, parameter: Any, state: dict[str, Any]) -> None:
         """Nothing: `init` makes the states of all parameters at once."""
 
+    def current(self, parameters: Any) -> tuple[StepPlan, Values]:
+        """The plan of a step of the trained leaves of a tree, and the values of their states as they are now.
+
+        A leaf without a state has that of `init`; `state` stays as it is. Errors are those of `init` and of a step.
+        """
+        before, begun = self._state, self._initialized
+        self._state = tree_map(lambda entry: entry, before)
+        try:
+            self.init(parameters)
+            leaves = trained_leaves(parameters)
+            return self._unpacked([*leaves], [(x, x) for x in leaves.values()], self.states_of(parameters))
+        finally:
+            self._state, self._initialized = before, begun
+
+    def begin_with(self, parameters: Any, plan: StepPlan, values: Values) -> None:
+        """Puts values of a plan in the place of all states, in the same `state`, with the number of steps."""
+        for name in [name for name, entry in self.state.items() if not isinstance(entry, mx.array)]:
+            del self.state[name]
+        self.init(parameters)
+        self._store(plan, values, dict(enumerate(self.states_of(parameters))))
+        self.state["step"] = values.count
+
+    @property
+    def static(self) -> dict[str, Any]:
+        """The values of the static hyper-parameters."""
+        hyper: dict[str, Any] = self._hyper
+        return {name: hyper.get(name, setting.default) for name, setting in self._settings.items() if setting.static}
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The hyper-parameters that are numbers now, the learning rate among them."""
+        known: dict[str, Any] = {name: self._hyper.get(name, s.default) for name, s in self._settings.items()}
+        known |= {"lr": self.learning_rate.item()} if "lr" in known else {}
+        return {name: float(value) for name, value in known.items() if isinstance(value, int | float)}
+
     def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
-        """New parameters, in the structure of the gradients, of which `parameters` may have more. The state is new."""
-        pairs = _together(gradients, parameters, "parameters")
-        names = [*dict(tree_flatten(gradients))]
-        for name, (gradient, parameter) in zip(names, pairs, strict=True):
-            _check(name, gradient, parameter)
+        """New parameters, in the structure of the gradients, of which `parameters` may have more. The state is new.
+
+        A parameter of whole numbers stays as it is, and so does a parameter with the gradient None.
+        """
+        every = zip(dict(tree_flatten(gradients)), together(gradients, parameters, "parameters"), strict=True)
+        moved = {name: pair for name, pair in every if is_moved(*pair)}
+        for name, pair in moved.items():
+            check(name, *pair)
+        names, pairs = [*moved], [*moved.values()]
+        trained = tree_map(lambda g, p: p if is_moved(g, p) else None, gradients, parameters)
         if not self._initialized:
-            self.init(tree_map(lambda _, p: p, gradients, parameters))
-        states = [state for _, state in _together(gradients, self.state, "state")]
+            self.init(trained)
+        states = self.states_of(trained)
         scheduler = self._schedulers.get("learning_rate")
         rate = self.learning_rate if scheduler is None else mx.array(scheduler(self.step))
         arrays = [parameter for _, parameter in pairs]
@@ -154,7 +195,7 @@ class RuleOptimizer(Optimizer):
             self._statistics.schedule.advance()
         self.state["learning_rate"], self.state["step"] = rate, new.count
         results = iter(new_arrays)
-        return tree_map(lambda _: next(results), gradients)
+        return tree_map(lambda g, p: next(results) if is_moved(g, p) else p, gradients, parameters)
 
     def statistics(self) -> StepStatistics:
         """The statistics of the last step that measured them: name -> parameter's name -> value.
@@ -250,8 +291,7 @@ class RuleOptimizer(Optimizer):
     ) -> StepPlan:
         leaves = leaves_of(names, parameters, gradients, values.arrays)
         if leaves not in self._plans:
-            static: Any = {k: self._hyper.get(k, s.default) for k, s in self._settings.items() if s.static}
-            routes = [Route(self._rule, static=static)] * len(leaves)
+            routes = [Route(self._rule, static=self.static)] * len(leaves)
             self._storage.check_weights(leaf.dtype for leaf in leaves)
             plan = StepPlan(leaves, routes, self._options, 1)
             if plan.own_counts:
@@ -305,69 +345,3 @@ def _join(plan: StepPlan, values: Values, scales: _Scales) -> None:
                 )
             if form is not None and codes:
                 arrays[place] = Coded(arrays[place], scale, form)
-
-
-def _together(gradients: Any, tree: Any, what: str) -> list[tuple[Any, Any]]:
-    """Each gradient with the entry of a tree in its place; TensorError for a place without one."""
-    pairs: list[tuple[Any, Any]] = []
-    try:
-        tree_map(lambda gradient, other: pairs.append((gradient, other)), gradients, tree)
-    except (KeyError, IndexError) as error:
-        raise TensorError(
-            f"the gradients have {error.args[0]!r}, and the {what} nothing there: give gradients of the parameters "
-            "that the optimizer was made ready for, by init"
-        ) from None
-    return pairs
-
-
-def _is_whole(array: Any) -> bool:
-    """Whether an array is of whole numbers or of truth values, which are not trained."""
-    return isinstance(array, mx.array) and (mx.issubdtype(array.dtype, mx.integer) or array.dtype == mx.bool_)
-
-
-def _check(name: str, gradient: Any, parameter: Any) -> None:
-    for what, array in (("parameter", parameter), ("gradient", gradient)):
-        if not isinstance(array, mx.array) or dtype_name(array) not in FLOATS:
-            kind = dtype_name(array) if isinstance(array, mx.array) else type(array).__name__
-            raise TensorError(f"the {what} {name} is of {kind}, and only {', '.join(FLOATS)} can be updated: cast it")
-    if gradient.shape != parameter.shape:
-        raise TensorError(f"the gradient of {name} has shape {gradient.shape}, its parameter {parameter.shape}")
-
-
-class MlxOptimizer(RuleOptimizer):
-    """A rule under a name, the keywords and the defaults of mlx.optimizers."""
-
-    signature: ClassVar[inspect.Signature]
-
-    def __init__(
-        self, *values: Any, seed: int = 0, state_dtype: str | Mapping[str, str] | None = None, weights: str = "",
-        watch: Watch | None = None, watch_every: int = 1, **keywords: Any,
-    ) -> None:  # fmt: skip
-        name = type(self).__name__
-        try:
-            arguments = self.signature.bind(*values, **keywords)
-        except TypeError as error:
-            raise HyperError(f"{error}: rulec.mlx.{name} takes {', '.join(self.signature.parameters)}") from None
-        arguments.apply_defaults()
-        learning_rate = arguments.arguments.pop("learning_rate")
-        self.entry, hyper = entry_of(name, arguments.arguments)
-        options: dict[str, Any] = {"state_dtype": state_dtype, "weights": weights}
-        super().__init__(learning_rate, seed=seed, watch=watch, watch_every=watch_every, **options, **hyper)
-
-
-def mlx_optimizer(name: str) -> type[RuleOptimizer]:
-    """The class with the name and the signature of a class of mlx.optimizers."""
-    signature = inspect.signature(getattr(optimizers, name))
-    body = {"signature": signature, "__signature__": signature, "__doc__": f"{name} as mlx.optimizers has it."}
-    return type(name, (MlxOptimizer,), body | {"__module__": "rulec.mlx"})
-
-
-def optimizer(rule: Rule | str | Path) -> type[RuleOptimizer]:
-    """The optimizer class of a rule, a library name (`"lion"`) or the path of a rule file.
-
-    Its keywords are `learning_rate` and the rule's other hyper-parameters; `beta1`, `beta2`, ... are one tuple,
-    `betas`. It computes the library's rule, even with a class of the same name in mlx.optimizers.
-    """
-    loaded = rule if isinstance(rule, Rule) else load(rule)
-    body = {"entry": Entry(loaded), "__doc__": loaded.summary, "__module__": "rulec.mlx"}
-    return type(loaded.name, (RuleOptimizer,), body)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from rulec import checkpoint
 from rulec.checkpoint import Axes, Leaf, Loaded, Names, Parameter, Shared, Stored
 from rulec.checkpoint.convert import settled
+from rulec.checkpoint.loading import with_slashes
 from rulec.compiler.routing import Router
 from rulec.compiler.weights import part_name
 from rulec.errors import RulecError, TensorError
@@ -55,7 +56,7 @@ def load(
     """
     run, groups = _run(optimizer, "load"), len(optimizer.param_groups)
     turned = {name.replace(".", "/"): order for name, order in (axes or {}).items()}
-    run.take(checkpoint.load(run, file, groups, _with_slashes(names), turned, rule_may_differ, parameters))
+    run.take(checkpoint.load(run, file, groups, with_slashes(names), turned, rule_may_differ, parameters))
 
 
 def _run(optimizer: Any, verb: str) -> TorchRun:
@@ -83,13 +84,6 @@ def _not_ours(optimizer: Any, verb: str) -> str:
             f"there, where there is one"
         )
     return f"{verb} takes an optimizer of rulec.torch, not a {kind}"
-
-
-def _with_slashes(names: Names) -> Names:
-    """The same, giving names with `/` where they have `.`, as parameters are called in torch."""
-    if isinstance(names, Mapping):
-        return {before: name.replace(".", "/") for before, name in names.items()}
-    return names and (lambda before: names(before).replace(".", "/"))
 
 
 @dataclass(frozen=True)

@@ -239,7 +239,7 @@ MISTAKES = [
     (lambda: rulec.mlx.optimizer("transforms/lookahead")(0.1), "a rule to wrap"),
     (lambda: rulec.mlx.SGD(0.1).apply_gradients({"a": mx.ones(2)}, {"a": mx.ones(3)}), "gradient of a has shape"),
     (lambda: rulec.mlx.SGD(0.1).apply_gradients({"b": mx.ones(2)}, {"a": mx.ones(3)}), "the parameters nothing there"),
-    (lambda: rulec.mlx.SGD(0.1).apply_gradients({"a": mx.array([1])}, {"a": mx.array([1])}), "a is of int32"),
+    (lambda: rulec.mlx.SGD(0.1).apply_gradients({"a": mx.array([1])}, {"a": mx.array([1.0])}), "a is of int32"),
     (lambda: rulec.mlx.SGD(0.1).init({"a": mx.array([1j])}), "the parameter a is of complex64"),
 ]
 

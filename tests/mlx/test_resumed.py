@@ -147,6 +147,69 @@ def test_a_state_without_the_numbers_of_all_is_refused() -> None:
         steps(resumed, params, 1)
 
 
+class Quantized(nn.Module):  # type: ignore[misc]
+    """A quantized embedding and a quantized layer, with a trained layer of low rank beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.base = nn.QuantizedEmbedding(8, 64), nn.QuantizedLinear(64, 32, bias=False)
+        self.lora = [nn.Linear(64, 2, bias=False), nn.Linear(2, 32)]
+
+    def __call__(self, words: Any) -> Any:
+        seen = self.table(words)
+        return self.base(seen) + self.lora[1](self.lora[0](seen))
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("init", ["all parameters", "trained ones", "none"])
+def test_layers_beside_quantized_ones_are_trained_as_with_mlx(init: str) -> None:
+    results = []
+    for package in (rulec.mlx, optim):
+        mx.random.seed(0)
+        model, optimizer = Quantized(), package.AdamW(0.1)
+        first = numbers(model.parameters())
+        if init != "none":
+            optimizer.init(model.parameters() if init == "all parameters" else model.trainable_parameters())
+        both = nn.value_and_grad(model, lambda model: mx.mean(model(mx.array([1, 2])) ** 2))
+        for _ in range(2):
+            optimizer.update(model, both(model)[1])
+        results.append(numbers(model.parameters()))
+    for name, value in results[0].items():
+        np.testing.assert_allclose(value, results[1][name], rtol=1e-5, atol=1e-6)
+        assert (value == first[name]) is not name.startswith("lora"), name
+
+
+@pytest.mark.parametrize("where", ["gradients", "both"])
+def test_leaves_that_are_none_are_not_trained(where: str) -> None:
+    """As of a tree that is partitioned into trained and frozen leaves; others take the steps of a tree of their own."""
+    alone, beside = (rulec.mlx.optimizer("prodigy")() for _ in range(2))
+    params = begun()
+    slopes: Any = {"w": None, "layers": SLOPES["layers"], "frozen": None, "more": [None, {"codes": None}]}
+    frozen: Any = {"frozen": mx.ones(3), "more": [mx.array([1]), {"codes": mx.array([2], mx.uint32)}]}
+    whole = {"w": params["w"], "layers": params["layers"], **frozen}
+    if where == "both":
+        whole |= {"w": None, "frozen": None, "more": [None, {"codes": None}]}
+    trained = {"layers": params["layers"]}
+    for _ in range(3):
+        gradients = {**slopes, "layers": tree_map(mx.multiply, trained["layers"], SLOPES["layers"])}
+        whole = beside.apply_gradients(gradients, whole)
+        trained = alone.apply_gradients({"layers": gradients["layers"]}, trained)
+    assert numbers(whole["layers"]) == numbers(trained["layers"]) != numbers(params["layers"])
+    assert beside.state["w"] == beside.state["more"][1]["codes"] == {}
+    if where == "both":
+        assert whole["w"] is None
+    else:
+        assert numbers({"w": whole["w"], **{k: whole[k] for k in frozen}}) == numbers({"w": params["w"], **frozen})
+
+
+def test_gradients_of_whole_numbers_move_nothing() -> None:
+    params = {"codes": mx.array([3], mx.uint32), "w": mx.ones(2)}
+    after = rulec.mlx.Adam(0.1).apply_gradients(tree_map(mx.ones_like, params), params)
+    assert after["codes"].item() == 3
+    assert after["codes"].dtype == mx.uint32
+    assert after["w"][0].item() != 1
+
+
 @pytest.mark.peer
 def test_quantized_layers_have_whole_numbers_that_are_not_trained() -> None:
     """MLX's own optimizers begin with such parameters; adapters beside them are trained."""
