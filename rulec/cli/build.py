@@ -28,15 +28,19 @@ def build(
     rule: RuleArgument,
     backend: Annotated[
         str,
-        typer.Option(
-            "--backend", "-b", help="What to write: c (with Fortran and Julia), triton, cuda, cupy, jax or numpy."
-        ),
+        typer.Option("--backend", "-b", help="What to write: c (see --bindings), triton, cuda, cupy, jax or numpy."),
     ] = "c",
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder to write to.")] = Path("."),
     name: Annotated[str, typer.Option(help="What files and functions are called; the rule's name by default.")] = "",
     dtype: DtypeOption = "float32",
     state_dtype: StateDtypeOption = "",
     weights: WeightsOption = "",
+    bindings: Annotated[
+        str,
+        typer.Option(
+            metavar="WORD", help="Languages of modules that call the C file: fortran,julia by default, or rust."
+        ),
+    ] = "",
     layout: Annotated[
         str, typer.Option(metavar="WORD", help="hub: the folder that Hugging Face's kernels loads, for triton.")
     ] = "",
@@ -46,7 +50,7 @@ def build(
 ) -> None:
     """Write a rule as source files that need nothing of rulec, to copy into a project.
 
-    C99 with a header and declarations for Fortran and Julia, CUDA C, or one Python file: an optimizer for torch (with
+    C99 with a header and modules for Fortran, Julia or Rust, CUDA C, or one Python file: an optimizer for torch (with
     Triton kernels), an optax-shaped one for JAX, or a plain class for CuPy or NumPy. Files may be copied under the MIT
     licence.
     """
@@ -55,7 +59,8 @@ def build(
 
     loaded = find_rule(rule, allow_url)
     storage = Storage(check_state_dtypes(state_dtype), weights)
-    files = written(loaded, backend, name=name, dtype=check_dtype(dtype), storage=storage)
+    languages = [word.strip() for word in bindings.split(",")] if bindings else []
+    files = written(loaded, backend, name=name, dtype=check_dtype(dtype), storage=storage, bindings=languages)
     if layout not in ("", "hub"):
         raise RulecError(f"there is no --layout {layout!r}: use hub, or leave it out")
     files = hub_files(loaded, backend, files) if layout else files

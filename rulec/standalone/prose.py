@@ -102,20 +102,27 @@ WRITTEN = {
 
 
 def written(
-    rule: Rule, backend: str, *, name: str = "", dtype: str = "float32", storage: Storage | None = None
-) -> Mapping[str, str]:
+    rule: Rule, backend: str, *, name: str = "", dtype: str = "float32", storage: Storage | None = None,
+    bindings: Sequence[str] = (),
+) -> Mapping[str, str]:  # fmt: skip
     """Name -> text of the files of a rule for a backend, always the same for the same rule.
 
     `name` is the name of files and functions, by default the rule's own; `storage` says how states and parameters lie
-    in memory, by default in `dtype`. Raises RulecError for a backend without files of its own, TensorError or
-    HyperError for an unknown or unsafe storage, and CannotBuild, with the reason, for a rule without such a form.
+    in memory, by default in `dtype`. `bindings` are the languages of the modules beside a C file, by default
+    ("fortran", "julia"). Raises RulecError for a backend without files of its own, and for bindings that it does not
+    have; TensorError or HyperError for an unknown or unsafe storage; and CannotBuild, with the reason, for a rule
+    without such a form.
     """
     if backend not in WRITTEN:
         known = ", ".join(WRITTEN)
         raise RulecError(f"rulec build writes nothing for {backend!r}{did_you_mean(backend, WRITTEN)}: choose {known}")
+    if bindings and backend != "c":
+        chosen = ",".join(bindings)
+        raise RulecError(f"--bindings {chosen} calls functions of C: choose --backend c, not {backend}")
     check_single(rule, "what rulec build writes")
     writer = importlib.import_module(f"rulec_backends.{WRITTEN[backend]}")
-    return cast(Mapping[str, str], writer.files(rule, file_name(rule, name), dtype, storage or Storage()))
+    more = {"bindings": tuple(bindings)} if bindings else {}
+    return cast(Mapping[str, str], writer.files(rule, file_name(rule, name), dtype, storage or Storage(), **more))
 
 
 #: The folder of a variant without compiled code, in the repository of a kernel.

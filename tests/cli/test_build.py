@@ -25,6 +25,12 @@ def test_the_files_are_written_and_named(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_modules_for_chosen_languages(tmp_path: Path) -> None:
+    printed = run("build", "adafactor", "-b", "c", "--bindings", "rust, fortran", "-o", str(tmp_path))
+    assert printed.splitlines() == [str(tmp_path / f"adafactor.{x}") for x in ("c", "h", "rs", "f90")]
+    assert "pub struct State {" in (tmp_path / "adafactor.rs").read_text()
+
+
 @pytest.mark.parametrize("backend", ["triton", "jax", "numpy"])
 def test_one_python_file(backend: str, tmp_path: Path) -> None:
     printed = run("build", "lion", "-b", backend, "-o", str(tmp_path))
@@ -135,6 +141,9 @@ def test_mistakes(tmp_path: Path) -> None:
     assert "weights='split' is for parameters of bfloat16" in error("build", "adamw", "--weights", "split", *at)
     assert "it draws random numbers" in error("build", "noise >> sgd", "--name", "noisy", *at)
     assert "--name 'a b' is no name of a function" in error("build", "adamw", "--name", "a b", *at)
+    told = error("build", "adamw", "-b", "jax", "--bindings", "rust", *at)
+    assert "--bindings rust calls functions of C: choose --backend c, not jax" in told
+    assert "choose among fortran, julia, rust" in error("build", "adamw", "--bindings", "go", *at)
     assert "cannot write Prodigy as C: it takes a sum over all tensors" in error("build", "prodigy", *at)
     assert not (tmp_path / "nothing").exists()
     file = tmp_path / "file"

@@ -7,7 +7,8 @@ A block's language says what is done with it:
 - `console` holds commands after `$ `, which run, each followed by what it prints, where that is shown;
 - `sh` holds commands that take long or change the machine: they are looked at, not run;
 - `toml` and `json` are read;
-- `c`, `fortran` and `julia` are written to the file their title names: a later command or another test compiles it;
+- `c`, `fortran`, `julia` and `rust` are written to the file their title names: a later command or another test
+  compiles it;
 - `text` right behind a `python` or `yaml` block is what that prints, or the error it ends in.
 
 In what is shown, a line `...` stands for any number of lines and `...` within a line for any text. Below a comment
@@ -47,7 +48,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 
 #: What `sh` blocks may hold: set-up, and commands whose existence is checked.
 _SET_UP = re.compile(
-    r"pip install (-e )?'?\.(\[[\w,]+\])?'?|make \w+( \w+=.*)?|rulec \w+.*|\.ci/run|gfortran -o .*"
+    r"pip install (-e )?'?\.(\[[\w,]+\])?'?|make \w+( \w+=.*)?|rulec \w+.*|\.ci/run|gfortran -o .*|gcc -c .*|rustc .*"
     r"|python -m pip (wheel|download|install) .*|python -m rulec \w+.*|export PYTHONPATH=\w+"
     r"|python -m examples\..*|python3 -m venv \.venv|source \.venv/bin/activate"
 )
@@ -180,7 +181,7 @@ class PageRun:
         elif block.language == "sh":
             for line in block.text.splitlines():
                 _check_command(line)
-        elif block.language not in ("c", "fortran", "julia", "lua"):
+        elif block.language not in ("c", "fortran", "julia", "lua", "rust"):
             raise AssertionError(f"blocks of the language {block.language!r} are not part of the manual")
 
     def _python(self, block: Block) -> None:

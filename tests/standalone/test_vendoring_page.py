@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -16,6 +17,8 @@ from rulec.compiler.reference import ReferenceOptimizer
 from rulec.standalone.prose import written
 from tests.docs.markdown import ROOT, Block, blocks
 from tests.standalone.c_library import CRule, CRun, drawn
+from tests.standalone.rust_program import RUSTC, SOURCES, needs_rustc
+from tests.standalone.rust_program import run as run_command
 from tests.standalone.test_fortran import needs_gfortran
 
 
@@ -23,9 +26,9 @@ def page() -> list[Block]:
     return blocks((ROOT / "docs" / "vendoring.md").read_text())
 
 
-def vendored(folder: Path) -> None:
+def vendored(folder: Path, *bindings: str) -> None:
     (folder / "optimizers").mkdir()
-    for name, text in written(rulec.load("adamw"), "c").items():
+    for name, text in written(rulec.load("adamw"), "c", bindings=bindings).items():
         (folder / "optimizers" / name).write_text(text)
 
 
@@ -80,6 +83,71 @@ def test_names_that_languages_have_for_themselves(tmp_path: Path) -> None:
     command = ["gfortran", "-std=f2018", "-Wall", "-Wextra", "-Werror", "-c", "awkward.f90"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def rust_files(folder: Path) -> None:
+    """The page's files in Rust, beside the rule's."""
+    vendored(folder, "rust")
+    for block in page():
+        if block.language == "rust":
+            assert block.title is not None
+            (folder / block.title).write_text(block.text)
+
+
+PRINTED = "after 200 steps: [0.5, 0.5, 0.5, 0.5]\n"
+
+
+@needs_rustc
+def test_the_rust_program(tmp_path: Path) -> None:
+    rust_files(tmp_path)
+    (commands,) = (block.text for block in page() if block.language == "sh" and "rustc" in block.text)
+    for command in commands.splitlines():
+        run_command(tmp_path, *shlex.split(command), *(["-D", "warnings"] if command.startswith("rustc") else []))
+    assert run_command(tmp_path, "./train") == PRINTED
+
+
+MANIFEST = """
+[package]
+name = "train"
+version = "0.1.0"
+edition = "2024"
+
+[[bin]]
+name = "train"
+path = "train.rs"
+"""
+
+
+@pytest.mark.slow
+@needs_rustc
+@pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not installed")
+def test_the_package_of_cargo(tmp_path: Path) -> None:
+    rust_files(tmp_path)
+    (tmp_path / "Cargo.toml").write_text(MANIFEST)
+    assert run_command(tmp_path, "cargo", "run", "--offline", "--quiet") == PRINTED
+
+
+@pytest.mark.slow
+@needs_rustc
+def test_the_optimizer_for_candle(tmp_path: Path) -> None:
+    """It has the bits of the C functions. `rust/candle_core.rs` stands in for candle."""
+    rust_files(tmp_path)
+    for name in ("candle_core", "candle_nn", "with_candle"):
+        shutil.copy(SOURCES / f"{name}.rs", tmp_path)
+    run_command(tmp_path, "gcc", "-c", "-std=c99", "-O2", "optimizers/adamw.c")
+    externs: list[str] = []
+    for name in ("candle_core", "candle_nn"):
+        run_command(tmp_path, *RUSTC, "-L", ".", *externs, "--crate-type", "rlib", f"{name}.rs")
+        externs += ["--extern", f"{name}=lib{name}.rlib"]
+    run_command(tmp_path, *RUSTC, "-L", ".", *externs, "-C", "link-arg=adamw.o", "with_candle.rs")
+    printed = [json.loads(line) for line in run_command(tmp_path, "./with_candle").splitlines()]
+    params = [np.array([[1, -2, 3], [-4, 5, -6]], np.float32), np.array([[0.5, 0.25]], np.float32)]
+    run = CRun(CRule(rulec.load("adamw"), tmp_path), params, {"lr": 0.05})
+    for step in range(6):
+        grads = [2 * x - 1 for x in run.arrays]
+        run.step([grads[0], grads[1] if step % 2 else None], {"lr": 0.05})
+    for ours, theirs in zip(printed, run.arrays, strict=True):
+        assert np.array(ours, np.float32).tobytes() == theirs.tobytes()
 
 
 def test_the_header_is_also_cpp(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ STATUSES = (
     ("BAD_ARGUMENT", "a pointer is NULL, or a size is negative"),
     ("BAD_HYPER", "a hyper-parameter is outside its range"),
     ("BAD_STATE", "the state block was not initialised for a tensor of this shape"),
-    ("NO_MEMORY", "there is no memory for what a step works out on the way"),
+    ("NO_MEMORY", "there is no memory for states, or for what a step works out on the way"),
     ("BAD_SHAPE", "the rule does not apply to a tensor of this shape"),
 )
 
