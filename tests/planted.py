@@ -424,6 +424,13 @@ FAULTS = (
     ),
     Fault(
         "mlx adapter",
+        "rulec/mlx/forms.py",
+        "dim(-2)/dim(-1)",
+        "rows/cols",
+        "mlx/test_optimizers.py",
+    ),
+    Fault(
+        "mlx adapter",
         "rulec/mlx/trees.py",
         "return gradient is not None and",
         "return",

@@ -1,6 +1,6 @@
 """Rules in MLX: under the names, keywords and defaults of mlx.optimizers, and a class for every rule of the library.
 
-Classes such as `AdamW` are made when first asked for.
+Classes such as `AdamW` are made when first asked for. What else mlx.optimizers has is there as it is.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from mlx import optimizers
+
 from rulec.language.library.load import installed_titles, no_title
 from rulec.mlx.checkpoint import load, load_params, save
 from rulec.mlx.classes import mlx_optimizer, optimizer
-from rulec.mlx.entries import CLASSES, OTHERS, library_names
+from rulec.mlx.entries import CLASSES, FORMS, THEIRS, library_names
 from rulec.mlx.optimizer import RuleOptimizer
 
 __all__ = ["RuleOptimizer", "load", "load_params", "optimizer", "save"]
@@ -19,13 +21,10 @@ __all__ = ["RuleOptimizer", "load", "load_params", "optimizer", "save"]
 
 @functools.cache
 def __getattr__(name: str) -> Any:
-    if name in CLASSES:
+    if name in CLASSES or name in FORMS:
         return mlx_optimizer(name)
-    if name in OTHERS:
-        raise AttributeError(
-            f"rulec.mlx has no {name}, for no rule computes what mlx.optimizers.{name} does: use that, or "
-            f'rulec.mlx.optimizer("{OTHERS[name]}") for the rule of the library'
-        )
+    if name in THEIRS:
+        return getattr(optimizers, name)
     if name.startswith("_"):
         raise AttributeError(f"module 'rulec.mlx' has no attribute {name!r}")
     if file := library_names().get(name) or installed_titles().get(name):
@@ -34,4 +33,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *CLASSES, *library_names(), *installed_titles()])
+    return sorted([*__all__, *CLASSES, *FORMS, *THEIRS, *library_names(), *installed_titles()])

@@ -34,6 +34,8 @@ class MlxOptimizer(RuleOptimizer):
         arguments.apply_defaults()
         learning_rate = arguments.arguments.pop("learning_rate")
         self.entry, hyper = entry_of(name, arguments.arguments)
+        if learning_rate is None and "lr" in self.entry.rule.settings:
+            raise HyperError(f"{name} needs a learning_rate: give a number or a function of the step")
         options: dict[str, Any] = {"state_dtype": state_dtype, "weights": weights}
         super().__init__(learning_rate, seed=seed, watch=watch, watch_every=watch_every, **options, **hyper)
 

@@ -12,16 +12,21 @@ from rulec.language.compose.wrap import variant
 from rulec.language.library.load import load, titles
 from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
+from rulec.mlx.forms import adafactor, muon
 
 _Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A rule, and state -> name in MLX, for states with another name there."""
+    """A rule, and state -> name in MLX, for states with another name there.
+
+    `missing` is state -> the axis of one element that it has here, and not in MLX.
+    """
 
     rule: Rule
     state: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, int] = field(default_factory=dict)
 
 
 @functools.cache
@@ -42,8 +47,14 @@ CLASSES: Mapping[str, tuple[Any, ...]] = {
     "Lion": ("lion",),
 }  # fmt: skip
 
-#: Class of mlx.optimizers that no rule of the library computes -> the nearest rule.
-OTHERS = {"Adafactor": "adafactor", "Muon": "muon"}
+#: Classes of mlx.optimizers that are no variant of a library rule's lines.
+FORMS = ("Adafactor", "Muon")
+
+#: What else mlx.optimizers has: its base class, its class around several optimizers, schedules and clipping.
+THEIRS = (
+    "MultiOptimizer", "Optimizer", "clip_grad_norm", "cosine_decay", "exponential_decay", "join_schedules",
+    "linear_schedule", "step_decay",
+)  # fmt: skip
 
 
 def entry_of(name: str, keywords: Mapping[str, Any]) -> tuple[Entry, dict[str, Any]]:
@@ -51,6 +62,10 @@ def entry_of(name: str, keywords: Mapping[str, Any]) -> tuple[Entry, dict[str, A
     hyper = dict(keywords)
     if name == "SGD":
         return _momentum(hyper)
+    if name == "Muon":
+        return Entry(muon(bool(hyper.pop("nesterov"))), {"m": "v"}), hyper
+    if name == "Adafactor":
+        return _adafactor(hyper)
     if hyper.pop("bias_correction", False):
         return _entry(CLASSES[name][0]), hyper
     return _entry(*CLASSES[name]), hyper
@@ -65,9 +80,23 @@ def _momentum(hyper: dict[str, Any]) -> tuple[Entry, dict[str, Any]]:
     return entry, {name: value for name, value in hyper.items() if name in entry.rule.settings}
 
 
+#: The states of Adafactor in MLX.
+_MOMENTS = {"r": "exp_avg_sq_row", "c": "exp_avg_sq_col", "v": "exp_avg_sq", "m": "exp_avg"}
+
+
+def _adafactor(hyper: dict[str, Any]) -> tuple[Entry, dict[str, Any]]:
+    flags = {name: bool(hyper.pop(name)) for name in ("scale_parameter", "relative_step", "warmup_init")}
+    if hyper["beta_1"] is None:
+        del hyper["beta_1"]
+    hyper["eps1"], hyper["eps2"] = hyper.pop("eps")
+    rule = adafactor("beta_1" in hyper, **flags)
+    names = {name: theirs for name, theirs in _MOMENTS.items() if name in rule.state}
+    return Entry(rule, names, {"r": -1, "c": -2}), hyper
+
+
 def library_names() -> Mapping[str, str]:
     """Class name -> file, for the rules of the library without a class of mlx.optimizers."""
-    return {name: file for name, file in titles().items() if name not in {*OTHERS, *CLASSES, "Adadelta"}}
+    return {name: file for name, file in titles().items() if name not in {*FORMS, *CLASSES, "Adadelta"}}
 
 
 def hyper_of(rule: Rule, keywords: Mapping[str, Any]) -> dict[str, float]:

@@ -90,7 +90,8 @@ class RuleOptimizer(Optimizer):
         if lr is not None and isinstance(learning_rate, int | float):
             lr.check("learning_rate", learning_rate, rule.name)
         rate: Any = default if learning_rate is None else learning_rate
-        self._maybe_schedule("learning_rate", rate)
+        if lr is not None or learning_rate is not None:
+            self._maybe_schedule("learning_rate", rate)
         if AT_START in self._settings and AT_START not in self._hyper:
             self._note_start(rate)
         self._plans: dict[Any, StepPlan] = {}
@@ -121,7 +122,7 @@ class RuleOptimizer(Optimizer):
         """The plan of a step of these arrays by path, and the values of their states before the first one."""
         names, arrays = [*leaves], [*leaves.values()]
         plan = self._plan(names, arrays, arrays, Values(self.step))
-        return plan, first_values(plan, arrays, self.step, self._values(plan, self.learning_rate))
+        return plan, first_values(plan, arrays, self.step, self._values(plan, self._rate()))
 
     def states_of(self, parameters: Any) -> list[dict[str, Any]]:
         """The states of the trained leaves of a tree; TensorError for a leaf without a place in `state`."""
@@ -179,8 +180,7 @@ class RuleOptimizer(Optimizer):
         if not self._initialized:
             self.init(trained)
         states = self.states_of(trained)
-        scheduler = self._schedulers.get("learning_rate")
-        rate = self.learning_rate if scheduler is None else mx.array(scheduler(self.step))
+        rate = self._rate()
         arrays = [parameter for _, parameter in pairs]
         plan, values = self._unpacked(names, pairs, states)
         traced = bool(self._statistics) and is_traced(values.count)
@@ -193,9 +193,14 @@ class RuleOptimizer(Optimizer):
             if due:
                 self.state[MEASURED] = self._statistics.after_a_step(plan, measured, values.count)
             self._statistics.schedule.advance()
-        self.state["learning_rate"], self.state["step"] = rate, new.count
+        self.state |= {"step": new.count} if rate is None else {"step": new.count, "learning_rate": rate}
         results = iter(new_arrays)
         return tree_map(lambda g, p: next(results) if is_moved(g, p) else p, gradients, parameters)
+
+    def _rate(self) -> Any:
+        """The learning rate of the next step; None where the rule has none and none was given."""
+        scheduler = self._schedulers.get("learning_rate")
+        return self.state.get("learning_rate") if scheduler is None else mx.array(scheduler(self.step))
 
     def statistics(self) -> StepStatistics:
         """The statistics of the last step that measured them: name -> parameter's name -> value.
@@ -217,7 +222,7 @@ class RuleOptimizer(Optimizer):
         for state in states:
             self._older.rename(state)
         stored = {
-            name: {place: state[theirs] for place, state in enumerate(states) if theirs in state}
+            name: {place: self._spread(name, state[theirs]) for place, state in enumerate(states) if theirs in state}
             for name, theirs in self._names.items()
         }
         values = Values(self.step, {name: arrays for name, arrays in stored.items() if name not in self._numbers})
@@ -238,6 +243,10 @@ class RuleOptimizer(Optimizer):
                 values.numbers[name] = mx.stack([stored[name][place] for place in plan.having[name]])
         check_values(plan, values, self._names, self._rule.name)
         return plan, values
+
+    def _spread(self, name: str, array: Any) -> Any:
+        """A state of MLX with the axes that it has here."""
+        return mx.expand_dims(array, self.entry.missing[name]) if name in self.entry.missing else array
 
     def _shared(self, plan: StepPlan) -> dict[str, Any]:
         """The numbers of all parameters together that the state has, in the shapes of the plan."""
@@ -277,7 +286,9 @@ class RuleOptimizer(Optimizer):
                     states[place][theirs] = array.codes.reshape(codes)
                     states[place][scale_name(theirs)] = array.scales.reshape(scales)
                 else:
-                    states[place][theirs] = array.values if isinstance(array, Unbiased) else array
+                    values_here = array.values if isinstance(array, Unbiased) else array
+                    axis = self.entry.missing.get(name)
+                    states[place][theirs] = values_here if axis is None else mx.squeeze(values_here, axis)
         for name, level in plan.numbers.items():
             if level != "tensor":
                 self.state.setdefault(SHARED, {})[self._names[name]] = values.numbers[name].reshape(())

@@ -30,6 +30,7 @@ CLASSES: list[tuple[str, Mapping[str, Any], float]] = [
     ("SGD", {}, 0), ("SGD", {"weight_decay": 0.1}, 0), ("SGD", {"momentum": 0.9}, 0),
     ("SGD", {"momentum": 0.9, "weight_decay": 0.1, "dampening": 0.2}, 0),
     ("SGD", {"momentum": 0.9, "nesterov": True}, 0), ("RMSprop", {}, 4), ("Adagrad", {}, 4), ("AdaDelta", {}, 0),
+    ("Muon", {}, 4), ("Adafactor", {}, 4), ("Adafactor", {"relative_step": False, "beta_1": 0.9}, 4),
     ("Adam", {}, 4), ("AdamW", {}, 4), ("Adamax", {"betas": [0.8, 0.99]}, 4), ("Lion", {"weight_decay": 0.1}, 4),
 ]  # fmt: skip
 
@@ -69,6 +70,41 @@ def test_parameters_are_those_of_mlx(name: str, keywords: Mapping[str, Any], all
     assert difference(steps(ours, tree(0)), steps(theirs, tree(0))) <= allowed
     assert ours.step.item() == theirs.step.item() == 12
     assert ours.learning_rate.item() == theirs.learning_rate.item()
+
+
+#: Keywords of Muon and Adafactor that choose other lines; gradients of a size at which an epsilon counts.
+FLAGS: list[tuple[str, Mapping[str, Any], float]] = [
+    ("Muon", {"nesterov": False, "ns_steps": 3, "weight_decay": 0.0}, 1e-7), ("Muon", {"momentum": 0.5}, 1),
+    ("Adafactor", {"eps": (1e-8, 1e-2)}, 1e-4),
+    ("Adafactor", {"relative_step": False, "scale_parameter": False, "weight_decay": 0.1}, 1),
+    ("Adafactor", {"warmup_init": True, "eps": (1e-30, 1e3), "beta_1": 0.8, "clip_threshold": 0.5}, 1),
+    ("Adafactor", {"decay_rate": -0.5, "relative_step": False}, 1),
+]  # fmt: skip
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize(("name", "keywords", "size"), FLAGS)
+def test_muon_and_adafactor_of_mlx_over_twenty_steps(name: str, keywords: Mapping[str, Any], size: float) -> None:
+    """Tall and wide matrices, kernels of one and two axes with channels last, vectors and a number."""
+    shapes = {"wide": (4, 9), "tall": (8, 5), "conv": (6, 3, 4, 2), "conv1": (5, 3, 2), "bias": (7,), "scale": ()}
+
+    def arrays(seed: int, size: float = 1) -> dict[str, Any]:
+        rng = np.random.default_rng(seed)
+        return {key: mx.array((size * rng.normal(size=shape)).astype(np.float32)) for key, shape in shapes.items()}
+
+    ours, theirs = (getattr(package, name)(0.02, **keywords) for package in (rulec.mlx, optim))
+    here = there = arrays(0)
+    for seed in range(1, 21):
+        here, there = (o.apply_gradients(arrays(seed, size), p) for o, p in ((ours, here), (theirs, there)))
+    assert difference(here, there) <= 4
+    moved = {key: float(mx.abs(there[key] - first).max()) for key, first in arrays(0).items()}
+    assert min(moved.values()) > 0 if size == 1 else moved["tall"] > 0
+
+
+def test_adafactor_without_relative_steps_needs_a_rate() -> None:
+    with pytest.raises(RulecError, match="Adafactor needs a learning_rate: give a number"):
+        rulec.mlx.Adafactor(relative_step=False)
+    assert "learning_rate" not in rulec.mlx.Adafactor().state
 
 
 @pytest.mark.peer
@@ -249,12 +285,6 @@ def test_mistakes_are_one_sentence(call: Any, sentence: str) -> None:
     with pytest.raises(RulecError) as caught:
         call()
     assert sentence in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["Muon", "Adafactor"])
-def test_what_mlx_computes_otherwise_has_no_class_of_its_name(name: str) -> None:
-    with pytest.raises(AttributeError, match="for the rule of the library"):
-        getattr(rulec.mlx, name)
 
 
 def test_a_step_that_is_skipped_changes_nothing_and_is_not_counted() -> None:

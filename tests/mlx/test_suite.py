@@ -16,8 +16,9 @@ from mlx.utils import tree_flatten, tree_map  # noqa: E402
 
 import rulec.mlx  # noqa: E402
 from rulec.mlx.entries import CLASSES as NAMES  # noqa: E402
+from rulec.mlx.entries import FORMS  # noqa: E402
 
-CLASSES = sorted(NAMES)
+CLASSES = sorted([*NAMES, *FORMS])
 
 #: Without a momentum ours has no state, where MLX has one of zeros.
 MORE = {"SGD": {"momentum": 0.9}}
@@ -35,10 +36,11 @@ def shapes(tree: Any) -> list[tuple[str, tuple[int, ...], Any]]:
     return [(path, array.shape, array.dtype) for path, array in tree_flatten(tree)]
 
 
-def test_there_is_a_class_or_a_clear_refusal_for_each_of_mlx() -> None:
-    kinds = {name: kind for name, kind in vars(optim).items() if isinstance(kind, type)}
-    theirs = {name for name, kind in kinds.items() if issubclass(kind, optim.Optimizer)}
-    assert theirs - {"Optimizer", "MultiOptimizer"} == {*CLASSES, "Muon", "Adafactor"}
+def test_there_is_a_class_for_each_of_mlx_and_all_else_is_its_own() -> None:
+    theirs = {n: x for n, x in vars(optim).items() if str(getattr(x, "__module__", "")).startswith("mlx.optimizers")}
+    kinds = {name for name, kind in theirs.items() if isinstance(kind, type) and issubclass(kind, optim.Optimizer)}
+    assert kinds - {"Optimizer", "MultiOptimizer"} == {*CLASSES}
+    assert all(getattr(rulec.mlx, name) is theirs[name] for name in theirs.keys() - {*CLASSES})
 
 
 @pytest.mark.parametrize("name", CLASSES)
