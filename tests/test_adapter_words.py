@@ -9,7 +9,7 @@ from collections import defaultdict
 from tests.test_layering import ROOT
 
 #: The folders of the adapters, and the runtime that they stand on.
-FOLDERS = ("runtime", "functional", "array", "torch", "jax", "mlx")
+FOLDERS = ("runtime", "functional", "array", "torch", "jax", "mlx", "keras")
 
 
 def classes() -> dict[str, set[str]]:

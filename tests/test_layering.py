@@ -25,13 +25,13 @@ TRAINERS = frozenset({
     "accelerate", "fastai", "hydra", "ignite", "lightning", "peft", "pytorch_lightning", "schedulefree", "skorch",
     "timm", "torchtitan", "transformers", "trl",
 })  # fmt: skip
-FRAMEWORKS = frozenset({"torch", "jax", "jaxlib", "optax", "mlx", "numba", "llvmlite", "triton", "cupy"})
+FRAMEWORKS = frozenset({"torch", "jax", "jaxlib", "optax", "keras", "mlx", "numba", "llvmlite", "triton", "cupy"})
 HEAVY = FRAMEWORKS | {"sympy", "mpmath", "matplotlib", "sklearn", "scipy", "pydantic", "typer", "click", "rich"}
 #: The folders in the order of the data. A folder imports those before it.
 LAYERS = (
     "language", "array_api", "formats", "compiler", "analysis", "memory", "checkpoint", "backend", "kernel", "es",
-    "runtime", "functional", "standalone", "backends", "array", "torch", "jax", "mlx", "integrations", "testing",
-    "tools", "cli", "benchmarks", "gallery",
+    "runtime", "functional", "standalone", "backends", "array", "torch", "jax", "mlx", "keras", "integrations",
+    "testing", "tools", "cli", "benchmarks", "gallery",
 )  # fmt: skip
 #: Those beside the folder `rulec`.
 OUTSIDE = ("backends", "benchmarks", "gallery")

@@ -32,7 +32,7 @@ SHARDS = (
 )
 
 #: The folders of tests of the adapters.
-ADAPTERS = ("array", "jax", "mlx", "torch")
+ADAPTERS = ("array", "jax", "keras", "mlx", "torch")
 
 
 @pytest.fixture
