@@ -17,7 +17,7 @@ from tests.cli.running import error, run, run_json
 
 def test_the_files_are_written_and_named(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
-    names = ["adamw.c", "adamw.h", "adamw.f90", "adamw.jl"]
+    names = ["adamw.c", "adamw.h", "adamw.f90", "rulec_float32.f90", "adamw.jl"]
     assert run("build", "adamw", "-o", str(folder)).splitlines() == [str(folder / name) for name in names]
     assert sorted(x.name for x in folder.iterdir()) == sorted(names)
     assert run_json("build", "adamw", "-o", str(folder)) == {
@@ -27,7 +27,8 @@ def test_the_files_are_written_and_named(tmp_path: Path) -> None:
 
 def test_modules_for_chosen_languages(tmp_path: Path) -> None:
     printed = run("build", "adafactor", "-b", "c", "--bindings", "rust, fortran", "-o", str(tmp_path))
-    assert printed.splitlines() == [str(tmp_path / f"adafactor.{x}") for x in ("c", "h", "rs", "f90")]
+    names = [*(f"adafactor.{x}" for x in ("c", "h", "rs", "f90")), "rulec_float32.f90"]
+    assert printed.splitlines() == [str(tmp_path / name) for name in names]
     assert "pub struct State {" in (tmp_path / "adafactor.rs").read_text()
 
 
@@ -41,7 +42,7 @@ def test_one_python_file(backend: str, tmp_path: Path) -> None:
 def test_a_composition_has_a_sane_name(tmp_path: Path) -> None:
     run("build", "clip_by_norm >> adamw", "-o", str(tmp_path))
     written = sorted(x.name for x in tmp_path.iterdir())
-    assert written == [f"clip_by_norm_then_adamw.{x}" for x in ("c", "f90", "h", "jl")]
+    assert written == [*(f"clip_by_norm_then_adamw.{x}" for x in ("c", "f90", "h", "jl")), "rulec_float32.f90"]
     run("build", "clip_by_norm >> adamw", "-o", str(tmp_path), "--name", "clipped")
     assert "int clipped_step(" in (tmp_path / "clipped.h").read_text()
 
@@ -143,6 +144,8 @@ def test_mistakes(tmp_path: Path) -> None:
     assert "--name 'a b' is no name of a function" in error("build", "adamw", "--name", "a b", *at)
     told = error("build", "adamw", "-b", "jax", "--bindings", "rust", *at)
     assert "--bindings rust calls functions of C: choose --backend c, not jax" in told
+    told = error("build", "adamw", "--name", "Rulec_float32", *at)
+    assert "--name Rulec_float32 is the name of the Fortran module that all rules share: choose another" in told
     assert "choose among fortran, julia, rust" in error("build", "adamw", "--bindings", "go", *at)
     assert "cannot write Prodigy as C: it takes a sum over all tensors" in error("build", "prodigy", *at)
     assert not (tmp_path / "nothing").exists()

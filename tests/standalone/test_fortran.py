@@ -1,4 +1,4 @@
-"""A Fortran program trains on the digits with the C that `rulec build` writes, its layers updated in place.
+"""A Fortran program trains on the digits with rules of `rulec build` chosen at run time, its layers updated in place.
 
 The same network in torch, from the same numbers and in the same order, is what it must keep up with.
 """
@@ -63,12 +63,29 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the program, `train`, for AdamW and Lion."""
     folder = tmp_path_factory.mktemp("fortran")
-    for name, text in written(rulec.load("adamw"), "c").items():
-        (folder / name).write_text(text)
+    for rule in ("adamw", "lion"):
+        for name, text in written(rulec.load(rule), "c").items():
+            (folder / name).write_text(text)
     for file in SOURCES.iterdir():
         shutil.copy(file, folder)
+    strict = ("-O2", "-Wall", "-Wextra", "-Werror")
+    run(folder, "gcc", "-std=c99", "-pedantic", *strict, "-c", "adamw.c", "lion.c", "recorder.c")
+    run(folder, "gfortran", "-std=f2018", *strict, "-Wno-maybe-uninitialized", "-o", "train", "rulec_float32.f90",
+        "adamw.f90", "lion.f90", "layers.f90", "train.f90", "adamw.o", "lion.o", "recorder.o",
+        "-Wl,--wrap=adamw_step,--wrap=lion_step", "-lm")  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(program: Path) -> Trained:
+    return train(program, "adamw", LR)
+
+
+def train(folder: Path, rule: str, lr: float) -> Trained:
+    """Trains with a rule."""
     digits = load()
     rng = np.random.default_rng(0)
     initial = [rng.uniform(-1, 1, s) * np.sqrt(3 / fan) for s, fan in zip(SHAPES, FAN_IN, strict=True)]
@@ -76,11 +93,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     samples = len(digits.images) // BATCH * BATCH
     order = np.array([rng.permutation(samples) for _ in range(EPOCHS)], np.int32)
     write_data(folder, digits, initial, order)
-    strict = ("-O2", "-Wall", "-Wextra", "-Werror")
-    run(folder, "gcc", "-std=c99", "-pedantic", *strict, "-c", "adamw.c", "recorder.c")
-    run(folder, "gfortran", "-std=f2018", *strict, "-Wno-maybe-uninitialized", "-o", "train", "adamw.f90", "layers.f90",
-        "train.f90", "adamw.o", "recorder.o", "-Wl,--wrap=adamw_step", "-lm")  # fmt: skip
-    run(folder, "./train")
+    run(folder, "./train", rule, str(lr))
 
     def numbers(name: str) -> list[Array]:
         return split(np.fromfile(folder / name, np.float32))
@@ -171,3 +184,15 @@ def test_the_program_says_what_it_trained(trained: Trained) -> None:
         given = [torch.tensor(p) for p in trained.final]
         found = scores(torch.tensor(trained.digits.test_images), given).argmax(1).numpy()
     assert abs(float(np.mean(found == trained.digits.test_labels)) - trained.accuracy) < 0.5 / len(found)
+
+
+@pytest.mark.slow
+@needs_gfortran
+def test_another_rule_is_chosen_by_its_name(program: Path) -> None:
+    trained = train(program, "lion", LR / 10)
+    reference = ReferenceOptimizer(rulec.load("lion"), [p.astype(np.float64) for p in trained.initial], {"lr": LR / 10})
+    reference.step([g.astype(np.float64) for g in trained.gradients])
+    for ours, theirs, before in zip(trained.after_one, reference.params, trained.initial, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=3e-7, atol=3e-8)
+        assert not np.array_equal(ours, before)
+    assert trained.accuracy >= BAR

@@ -10,16 +10,20 @@ from rulec.language.rule import Rule
 from rulec.language.source import did_you_mean
 from rulec.runtime.storage.options import Storage
 
-from .fortran import fortran_text
+from .fortran import fortran_files
 from .header import header_text
 from .julia import julia_text
 from .model import CFile
 from .rust import rust_text
 from .source import Source
 
-#: The languages of the modules: the ending of a file, and the function that prints its text.
-LANGUAGES: Mapping[str, tuple[str, Callable[[CFile], str]]] = MappingProxyType(
-    {"fortran": ("f90", fortran_text), "julia": ("jl", julia_text), "rust": ("rs", rust_text)}
+#: The languages of the modules: the function that prints the files of each, by file name.
+LANGUAGES: Mapping[str, Callable[[CFile], Mapping[str, str]]] = MappingProxyType(
+    {
+        "fortran": fortran_files,
+        "julia": lambda file: {f"{file.name}.jl": julia_text(file)},
+        "rust": lambda file: {f"{file.name}.rs": rust_text(file)},
+    }
 )
 
 #: The languages of the modules where none is chosen.
@@ -31,12 +35,14 @@ def files(
 ) -> Mapping[str, str]:  # fmt: skip
     """The source, its header, and a module for each language of `bindings`, by file name.
 
-    RulecError for an unknown language, and for a name that a language has for itself.
+    RulecError for an unknown language, and for a name that a language or a file of it has for itself.
     """
     for language in bindings:
         if language not in LANGUAGES:
             near, known = did_you_mean(language, LANGUAGES), ", ".join(LANGUAGES)
             raise RulecError(f"rulec build has no --bindings {language!r}{near}: choose among {known}")
     file = CFile(rule, name, dtype, storage)
-    modules = {f"{name}.{ending}": text(file) for ending, text in (LANGUAGES[x] for x in bindings)}
-    return {f"{name}.c": Source(file).text(), f"{name}.h": header_text(file), **modules}
+    printed = {f"{name}.c": Source(file).text(), f"{name}.h": header_text(file)}
+    for language in bindings:
+        printed |= LANGUAGES[language](file)
+    return printed

@@ -2,38 +2,61 @@
 
 from __future__ import annotations
 
-import textwrap
-
+from rulec.errors import RulecError
 from rulec.standalone.prose import margin
 
 from ...cstyle.numbers import used
+from .fortran_module import continued, module_name, module_text
+from .fortran_optimizer import declaration, element_type, extends, procedures, used_modules
 from .interface import about, callable_words
 from .model import FUNCTIONS, CFile, Parameter
 
 
+def fortran_files(file: CFile) -> dict[str, str]:
+    """The module of a rule, and the one that all rules of its dtype share, by file name.
+
+    RulecError where both would have the same name.
+    """
+    shared = module_name(file.dtype)
+    if file.name.lower() == shared:
+        raise RulecError(f"--name {file.name} is the name of the Fortran module that all rules share: choose another")
+    return {f"{file.name}.f90": fortran_text(file), f"{shared}.f90": module_text(file.dtype)}
+
+
 def fortran_text(file: CFile) -> str:
-    """A module with a type for the hyper-parameters, the defaults in its components, and the interfaces."""
-    told = [
-        *about(file), "", "Pass arrays as they are, of any rank. What is contiguous is updated where it lies.",
-        *(["A shape is that of C: reverse that of a Fortran array, [size(w, 2), size(w, 1)]."] if file.shaped else []),
-    ]  # fmt: skip
-    hyper = [f"real(c_double) :: {field} = {_real(value)}" for field, value in file.defaults]
-    words = callable_words(file)
+    """A module with a type for the hyper-parameters, the interfaces, and an extension of the shared abstract type."""
+    extended, words = extends(file), callable_words(file)
+    public = [f"{file.name}_{word}" for word in ("kind", "hyper", *["optimizer"] * extended, *words)]
     functions = [line for word in words for line in _function(file, word)]
     lines = [
-        *margin(told, "!"), f"module {file.name}_rule", "  use, intrinsic :: iso_c_binding", "  implicit none",
-        "  private",
-        f"  public :: {', '.join([f'{file.name}_hyper', *(f'{file.name}_{word}' for word in words)])}", "",
-        f"  type, bind(c) :: {file.name}_hyper",
-        *(f"    {x}" for x in hyper or ["real(c_double) :: none = 0.0_c_double"]),
-        "  end type", "", "  interface", *(f"    {x}" for x in functions), "  end interface",
-        f"end module {file.name}_rule",
+        *margin(_told(file), "!"), f"module {file.name}_rule", "  use, intrinsic :: iso_c_binding",
+        *(f"  {x}" for x in used_modules(file)), "  implicit none", "  private",
+        f"  public :: {', '.join(public)}", "",
+        *_hyper(file), *declaration(file), "", "  interface", *(f"    {x}" for x in functions), "  end interface",
+        *procedures(file), f"end module {file.name}_rule",
     ]  # fmt: skip
-    return "\n".join(x for line in lines for x in _continued(line)) + "\n"
+    return "\n".join(x for line in lines for x in continued(line)) + "\n"
 
 
-#: The types of elements, by their type in C.
-_REALS = {"float": "real(c_float)", "double": "real(c_double)", "uint16_t": "integer(c_int16_t)"}
+def _told(file: CFile) -> list[str]:
+    shared = module_name(file.dtype)
+    told = [
+        *about(file), "", f"Compile {shared}.f90 first: it says how {file.name}_optimizer is used."
+        if extends(file) else "Rules with arrays as inputs have no type for optimizers chosen at run time.", "",
+        "Pass arrays to the functions as they are, of any rank. What is contiguous is updated where it lies.",
+    ]  # fmt: skip
+    if file.shaped:
+        told.append("A shape is that of C: reverse that of a Fortran array, [size(w, 2), size(w, 1)].")
+    return told
+
+
+def _hyper(file: CFile) -> list[str]:
+    fields = [f"real(c_double) :: {field} = {_real(value)}" for field, value in file.defaults]
+    return [
+        f"  type, bind(c) :: {file.name}_hyper",
+        *(f"    {x}" for x in fields or ["real(c_double) :: none = 0.0_c_double"]), "  end type",
+    ]  # fmt: skip
+
 
 #: The types of results by their kind.
 _RESULTS = {"bytes": "integer(c_size_t)", "status": "integer(c_int)", "steps": "integer(c_int64_t)"}
@@ -50,7 +73,7 @@ def _declared(file: CFile, parameter: Parameter) -> str:
     """A parameter in Fortran."""
     array = f"intent({'inout' if parameter.written else 'in'}) :: {parameter.name}(*)"
     kinds = {
-        "elements": f"{_REALS[file.real]}, {array}", "state": f"integer(c_int8_t), {array}",
+        "elements": f"{element_type(file)}, {array}", "state": f"integer(c_int8_t), {array}",
         "int": f"integer(c_int), value :: {parameter.name}", "count": "integer(c_int64_t), value :: count",
         "whole": f"integer(c_int64_t), value :: {parameter.name}",
         "extents": f"integer(c_int64_t), {array}", "double": f"real(c_double), value :: {parameter.name}",
@@ -70,14 +93,3 @@ def _function(file: CFile, word: str) -> list[str]:
         f'function {name}({", ".join(p.name for p in parameters)}) bind(c, name="{name}") result({result})',
         f"  import :: {', '.join(named)}", *(f"  {d}" for d in declared), f"  {kind} :: {result}", "end function",
     ]  # fmt: skip
-
-
-def _continued(line: str) -> list[str]:
-    """A line on as many lines as it needs: Fortran's end at 132 characters."""
-    if len(line) <= 120 or line.startswith("!"):
-        return [line]
-    indent = " " * (len(line) - len(line.lstrip()))
-    parts = textwrap.wrap(line.strip(), 110, break_long_words=False, break_on_hyphens=False)
-    return [
-        f"{indent}{'' if i == 0 else '  '}{part}{' &' if i < len(parts) - 1 else ''}" for i, part in enumerate(parts)
-    ]

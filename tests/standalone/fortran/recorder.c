@@ -1,28 +1,47 @@
-/* Stands between a program and adamw_step (linked with --wrap=adamw_step), and remembers the addresses it was given. */
+/* Stands between a program and the steps of two rules (linked with --wrap=adamw_step and --wrap=lion_step), and checks
+   that they are given the arrays that the program named, in turn, and never a copy. */
 
 #include "adamw.h"
+#include "lion.h"
 
-static const float *param_given;
-static const float *grad_given;
+enum { MOST = 64 };
+static const void *params[MOST], *grads[MOST];
+static int expected, given, wrong;
 
-int __real_adamw_step(float *param, const float *grad, void *state, int64_t count, const adamw_hyper *hyper);
-int __wrap_adamw_step(float *param, const float *grad, void *state, int64_t count, const adamw_hyper *hyper);
-const void *last_param(void);
-const void *last_grad(void);
+void expect_step(const void *param, const void *grad);
+int wrong_steps(void);
 
-int __wrap_adamw_step(float *param, const float *grad, void *state, int64_t count, const adamw_hyper *hyper)
+/* Names the arrays of one more step, in the order in which a round of steps takes them. */
+void expect_step(const void *param, const void *grad)
 {
-    param_given = param;
-    grad_given = grad;
-    return __real_adamw_step(param, grad, state, count, hyper);
+    if (expected < MOST) {
+        params[expected] = param;
+        grads[expected] = grad;
+        expected++;
+    }
 }
 
-const void *last_param(void)
+/* The steps so far with other arrays; -1 where the last round is not complete, or none was taken. */
+int wrong_steps(void)
 {
-    return param_given;
+    return expected == 0 || given == 0 || given % expected != 0 ? -1 : wrong;
 }
 
-const void *last_grad(void)
+static void check(const void *param, const void *grad)
 {
-    return grad_given;
+    const int turn = expected > 0 ? given % expected : 0;
+    wrong += param != params[turn] || grad != grads[turn];
+    given++;
 }
+
+#define WRAPPED(name) \
+    int __real_##name##_step(float *param, const float *grad, void *state, int64_t count, const name##_hyper *hyper); \
+    int __wrap_##name##_step(float *param, const float *grad, void *state, int64_t count, const name##_hyper *hyper); \
+    int __wrap_##name##_step(float *param, const float *grad, void *state, int64_t count, const name##_hyper *hyper) \
+    { \
+        check(param, grad); \
+        return __real_##name##_step(param, grad, state, count, hyper); \
+    }
+
+WRAPPED(adamw)
+WRAPPED(lion)

@@ -1,27 +1,31 @@
-! Trains on handwritten digits with the AdamW that rulec wrote as C. Every parameter array of every layer is updated where
-! it lies: the optimizer is given its address, and a pointer to it is all that is kept.
+! Trains on handwritten digits with a rule that rulec wrote as C, chosen by its name: `train adamw 0.004`. Every layer has
+! its parameters, its optimizer and its states, and every array is updated where it lies.
 program train
   use, intrinsic :: iso_c_binding
-  use adamw_rule
+  use rulec_float32, only: rulec_optimizer
+  use adamw_rule, only: adamw_optimizer
+  use lion_rule, only: lion_optimizer
   use layers
   implicit none
 
-  ! One array of parameters, whatever its rank: pointers to it and to its gradient, and the optimizer's state for it.
+  ! One array of parameters, whatever its rank: pointers to it and to its gradient.
   type :: trained
     real(c_float), pointer, contiguous :: values(:), gradient(:)
-    integer(c_int8_t), allocatable :: state(:)
-    integer(c_intptr_t) :: address
+  end type
+
+  type :: any_layer
+    class(layer), pointer :: is
   end type
 
   interface
-    ! Where the C routine was last told that parameters and gradient lie: see recorder.c.
-    function last_param() bind(c) result(address)
+    ! The arrays that the C routines must be given, and how often they were given others: see recorder.c.
+    subroutine expect_step(param, grad) bind(c)
       import :: c_ptr
-      type(c_ptr) :: address
-    end function
-    function last_grad() bind(c) result(address)
-      import :: c_ptr
-      type(c_ptr) :: address
+      type(c_ptr), value :: param, grad
+    end subroutine
+    function wrong_steps() bind(c) result(count)
+      import :: c_int
+      integer(c_int) :: count
     end function
   end interface
 
@@ -30,7 +34,8 @@ program train
   type(locally_connected1d), target :: local
   type(dense), target :: classes
   type(trained), target :: parameters(8)
-  type(adamw_hyper) :: hyper
+  type(any_layer) :: network(4)
+  class(rulec_optimizer), allocatable :: optimizer
   integer :: samples, tests, epochs, batch, epoch, first, i
   real(c_float), allocatable :: images(:, :), test_images(:, :)
   integer(c_int32_t), allocatable :: labels(:), test_labels(:), order(:, :)
@@ -38,8 +43,10 @@ program train
 
   call read_data()
   call make_network()
-  hyper%lr = 0.004_c_double
-  call begin(parameters)
+  call choose()
+  do i = 1, size(network)
+    call network(i)%is%begin(optimizer)
+  end do
   call check_places()
   open(10, file='losses.txt')
   do epoch = 1, epochs
@@ -47,7 +54,9 @@ program train
     do first = 1, size(order, 1) - batch + 1, batch
       loss = loss + gradients(order(first:first + batch - 1, epoch))
       if (epoch == 1 .and. first == 1) call write_all('first_gradients.bin', .true.)
-      call update(parameters)
+      do i = 1, size(network)
+        call network(i)%is%update()
+      end do
       if (epoch == 1 .and. first == 1) call write_all('first_parameters.bin', .false.)
     end do
     write(10, *) loss/real(size(order, 1)/batch)
@@ -55,9 +64,9 @@ program train
   close(10)
   call write_all('parameters.bin', .false.)
   call check_places()
-  do i = 1, size(parameters)
-    if (address_of(parameters(i)) /= parameters(i)%address) error stop 'a parameter array has moved'
-    if (adamw_steps(parameters(i)%state) /= epochs*(size(order, 1)/batch)) error stop 'steps were not counted'
+  if (wrong_steps() /= 0) error stop 'a C routine was given a copy, or not all arrays'
+  do i = 1, size(network)
+    call network(i)%is%check_steps(epochs*(size(order, 1)/batch))
   end do
   open(10, file='accuracy.txt')
   write(10, *) accuracy()
@@ -97,6 +106,13 @@ contains
     parameters(7)%gradient(1:size(classes%weight)) => classes%weight_gradient
     parameters(8)%values => classes%bias
     parameters(8)%gradient => classes%bias_gradient
+    network(1)%is => images_in
+    network(2)%is => along
+    network(3)%is => local
+    network(4)%is => classes
+    do i = 1, size(parameters)
+      call expect_step(c_loc(parameters(i)%values), c_loc(parameters(i)%gradient))
+    end do
     open(10, file='initial.bin', access='stream', form='unformatted', status='old')
     do i = 1, size(parameters)
       read(10) parameters(i)%values
@@ -104,13 +120,25 @@ contains
     close(10)
   end subroutine
 
-  function address_of(parameter) result(address)
-    type(trained), intent(in) :: parameter
-    integer(c_intptr_t) :: address
-    address = transfer(c_loc(parameter%values), address)
-  end function
+  ! The rule and the learning rate that the command line names.
+  subroutine choose()
+    character(40) :: word, rate
+    real(c_double) :: lr
+    call get_command_argument(1, word)
+    call get_command_argument(2, rate)
+    read(rate, *) lr
+    select case (word)
+    case ('adamw')
+      allocate(adamw_optimizer :: optimizer)
+    case ('lion')
+      allocate(lion_optimizer :: optimizer)
+    case default
+      error stop 'no such rule'
+    end select
+    call optimizer%set('lr', lr)
+  end subroutine
 
-  ! What the optimizer is given is where the layers' own arrays lie.
+  ! The arrays that steps are expected with are where the layers have them.
   subroutine check_places()
     type(c_ptr) :: own(8)
     own = [ &
@@ -119,31 +147,6 @@ contains
     do i = 1, size(own)
       if (.not. c_associated(own(i), c_loc(parameters(i)%values))) error stop 'a parameter is not where its layer has it'
     end do
-  end subroutine
-
-  subroutine begin(all)
-    type(trained), intent(inout), target :: all(:)
-    integer(c_int64_t) :: count
-    integer :: k
-    do k = 1, size(all)
-      count = size(all(k)%values, kind=c_int64_t)
-      all(k)%address = address_of(all(k))
-      allocate(all(k)%state(adamw_state_bytes(count)))
-      if (adamw_init(all(k)%state, all(k)%values, count, hyper) /= 0) error stop 'adamw_init failed'
-    end do
-  end subroutine
-
-  subroutine update(all)
-    type(trained), intent(inout), target :: all(:)
-    integer(c_int64_t) :: count
-    integer :: k
-    do k = 1, size(all)
-      count = size(all(k)%values, kind=c_int64_t)
-      if (adamw_step(all(k)%values, all(k)%gradient, all(k)%state, count, hyper) /= 0) &
-        error stop 'adamw_step failed'
-      if (.not. c_associated(last_param(), c_loc(all(k)%values))) error stop 'the C routine was given a copy'
-    end do
-    if (.not. c_associated(last_grad(), c_loc(classes%bias_gradient))) error stop 'the gradient was copied'
   end subroutine
 
   ! The mean loss of a batch; its gradients are left in the layers.
