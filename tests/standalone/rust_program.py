@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -16,9 +17,22 @@ from rulec.standalone.prose import written
 from tests.backends.cuda_stand_in import kept, version
 from tests.standalone.c_library import FLAGS
 
-needs_rustc = pytest.mark.skipif(
-    shutil.which("rustc") is None or shutil.which("gcc") is None, reason="rustc or gcc is not installed"
-)
+#: The first version with the edition of 2024, in which some of the programs are compiled too.
+LEAST = (1, 85)
+
+
+def missing() -> str:
+    """Why no program in Rust can be compiled here; empty where one can."""
+    absent = [name for name in ("rustc", "gcc") if shutil.which(name) is None]
+    if absent:
+        return f"{absent[0]} is not installed"
+    numbers = re.match(r"rustc (\d+)\.(\d+)", version("rustc"))
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < LEAST:
+        return f"{version('rustc').strip()} is older than 1.85"
+    return ""
+
+
+needs_rustc = pytest.mark.skipif(bool(missing()), reason=missing())
 
 SOURCES = Path(__file__).parent / "rust"
 

@@ -1,4 +1,4 @@
-"""Programs in Rust train with the C that `rulec build` writes, and are refused what they call wrongly."""
+"""Programs in Rust train with the C that `rulec build` writes, and their wrong calls are refused.
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_gradients_of_segments_are_added_before_a_step(tmp_path: Path) -> None:
 # Wrong calls
 
 
-HELD = "{} has {} elements where {} belong; nothing was written"
+HELD = "the length of {} is {}, and must be {}; nothing was written"
 RANGES = (
     "lr at least 0; beta1 at least 0 and below 1; beta2 at least 0 and below 1; eps at least 0; weight_decay at least 0"
 )
@@ -291,17 +291,41 @@ fn main() {
 """
 
 
+def compile_here(folder: Path) -> None:
+    """The program `main` of the files rule.c, rule.rs and main.rs."""
+    run(folder, "gcc", "-c", "rule.c")
+    run(folder, *RUSTC, "-C", "link-arg=rule.o", "main.rs")
+
+
 @needs_rustc
 def test_defaults_are_those_of_the_rule(tmp_path: Path) -> None:
     rule = rulec.parse(AWKWARD)
     for name, text in Module(rule).texts("rule").items():
         (tmp_path / name).write_text(text)
     (tmp_path / "main.rs").write_text(DEFAULTS)
-    run(tmp_path, "gcc", "-c", "rule.c")
-    run(tmp_path, *RUSTC, "-C", "link-arg=rule.o", "main.rs")
+    compile_here(tmp_path)
     assert run(tmp_path, "./main") == (
         "Hyper { lr: 0.1, type_: 1.0, Type_: 2.0, fn_: 3.0, match_: 0.5, far: inf }\n"
     )  # fmt: skip
+
+
+BEGIN = """
+mod rule;
+fn main() {
+    let hyper = rule::Hyper::default();
+    println!("{}", rule::State::new(&hyper, &[2, 3], &[0.5; 6]).unwrap_err());
+}
+"""
+
+
+@needs_rustc
+def test_a_c_file_of_another_rule_is_refused(tmp_path: Path) -> None:
+    """Its functions have the same names."""
+    for name, text in {**Module(rulec.load("nadam")).texts("rule"), "main.rs": BEGIN}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "rule.rs").write_text(Module(rulec.load("adamw")).texts("rule")["rule.rs"])
+    compile_here(tmp_path)
+    assert run(tmp_path, "./main") == "rule.c and rule.rs were not written together: write both anew\n"
 
 
 def test_what_cannot_be_had() -> None:

@@ -1,4 +1,4 @@
-"""What the manual's page on vendoring shows in languages that its own test does not run."""
+"""The programs of the manual's page on vendoring in languages that the test of pages does not run."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def notice(file: CFile) -> list[str]:
 
 
 def about(file: CFile) -> list[str]:
-    """The lines at the beginning of a file that declares the functions, and leaves to the header what they do."""
+    """The lines at the beginning of a file that declares the functions: the header describes them."""
     return [*notice(file), f"What the functions do is said in {file.name}.h."]
 
 

@@ -27,7 +27,7 @@ impl fmt::Display for Status {
                 found,
             } => write!(
                 f,
-                "{slice} has {found} elements where {expected} belong; nothing was written"
+                "the length of {slice} is {found}, and must be {expected}; nothing was written"
             ),
             Status::OtherFile => f.write_str(
                 "<name>.c and <name>.rs were not written together: write both anew",
@@ -79,8 +79,8 @@ impl State {
         for (line, part) in state.block.iter_mut().zip(bytes.chunks_exact(64)) {
             line.0.copy_from_slice(part);
         }
-        // The C functions add 1 to the steps.
-        if !(0..i64::MAX).contains(&state.steps()) {
+        // Far below the number to which no 1 can be added.
+        if !(0..1 << 62).contains(&state.steps()) {
             return Err(Status::BadState);
         }
         Ok(state)
