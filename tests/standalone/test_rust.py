@@ -1,4 +1,4 @@
-"""Programs in Rust train with the C that `rulec build` writes, and their wrong calls are refused.
+"""Programs in Rust train with the C that `rulec build` writes, and their wrong calls are refused."""
 
 from __future__ import annotations
 
