@@ -47,7 +47,8 @@ class Parameter:
 
     `meaning` is the digest of the rule's equations, `number` the parameter's place among all, for random numbers,
     `group` the index of its group. `states` is empty where it was never updated; `value` is the parameter itself where
-    it is saved too.
+    it is saved too. `roles` are those of its axes where its layout was another one when it was saved than in the file,
+    and `saved_as` is its name in the file.
     """
 
     name: str
@@ -60,6 +61,8 @@ class Parameter:
     steps: int = 0
     states: Mapping[str, Stored] = field(default_factory=dict)
     value: Stored | None = None
+    roles: tuple[str, ...] = ()
+    saved_as: str = ""
 
     @property
     def begun(self) -> bool:
@@ -127,7 +130,7 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
     parameters = [
         {
             "name": p.name, "shape": list(p.shape), "dtype": p.dtype, "rule": rules.index((p.rule, p.meaning)),
-            "number": p.number, "group": p.group, **_formats(p),
+            "number": p.number, "group": p.group, **_formats(p), **({"roles": list(p.roles)} if p.roles else {}),
         }
         for p in checkpoint.parameters
     ]  # fmt: skip
@@ -154,6 +157,8 @@ class Leaf:
     Random numbers follow from `number`, the parameter's place among all. `rounded` says that a step rounds the
     parameter or a state at random. `part` is the name of the memory beside the parameter; empty where there is none.
     `hyper` has the values of the group's hyper-parameters, of which the static ones decide which states there are.
+    `roles` are those of the axes of an array that lies otherwise than torch keeps it, as the parameter here is seen;
+    None where they may be others than torch's, and nobody said so.
     """
 
     name: str
@@ -165,6 +170,7 @@ class Leaf:
     rounded: bool = False
     part: str = ""
     hyper: Mapping[str, Any] = field(default_factory=dict)
+    roles: tuple[str, ...] | None = ()
 
     @property
     def static(self) -> dict[str, float]:
@@ -218,7 +224,7 @@ def save(run: Run, file: str | Path, parameters: bool) -> None:
     described = [
         Parameter(
             leaf.name, leaf.shape, leaf.dtype, leaf.rule.name, meaning(leaf.rule), leaf.number, leaf.group,
-            *run.states(place), run.value(place) if parameters else None,
+            *run.states(place), run.value(place) if parameters else None, leaf.roles or (),
         )
         for place, leaf in enumerate(leaves)
     ]  # fmt: skip

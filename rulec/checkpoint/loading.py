@@ -52,7 +52,8 @@ def load(
     """
     checkpoint, leaves = read(file), run.leaves()
     check_apart([leaf.name for leaf in leaves])
-    saved = matched(file, checkpoint.parameters, {leaf.name: leaf.shape for leaf in leaves}, names, axes)
+    shapes = {leaf.name: leaf.shape for leaf in leaves}
+    saved = matched(file, checkpoint.parameters, shapes, names, axes, {leaf.name: leaf.roles for leaf in leaves})
     for p, leaf in zip(saved, leaves, strict=True):
         if not rule_may_differ:
             _check_rule(file, p, leaf)
@@ -78,9 +79,11 @@ def load(
     )  # fmt: skip
 
 
-def load_values(file: str | Path, shapes: Shapes, names: Names = None, axes: Axes = None) -> list[Stored]:
+def load_values(
+    file: str | Path, shapes: Shapes, names: Names = None, axes: Axes = None, roles: Roles | None = None
+) -> list[Stored]:  # fmt: skip
     """The parameters themselves, in the order of `shapes`; StateMismatch where they were not saved."""
-    return _values(file, matched(file, read(file).parameters, shapes, names, axes))
+    return _values(file, matched(file, read(file).parameters, shapes, names, axes, roles))
 
 
 def _values(file: str | Path, saved: Sequence[Parameter]) -> list[Stored]:
@@ -185,10 +188,14 @@ Axes = Mapping[str, Sequence[int]] | None
 #: The names and shapes of a run's parameters.
 Shapes = Mapping[str, tuple[int, ...]]
 
+#: The roles of the axes of a run's parameters by name, as in `Leaf.roles`.
+Roles = Mapping[str, tuple[str, ...] | None]
+
 
 def matched(
-    file: str | Path, saved: Sequence[Parameter], shapes: Shapes, names: Names = None, axes: Axes = None
-) -> list[Parameter]:
+    file: str | Path, saved: Sequence[Parameter], shapes: Shapes, names: Names = None, axes: Axes = None,
+    roles: Roles | None = None,
+) -> list[Parameter]:  # fmt: skip
     """The saved parameters in the order of the run, with its names and axes.
 
     StateMismatch, in one sentence, where a parameter is missing or left over, or has another shape.
@@ -199,6 +206,9 @@ def matched(
     extra = [name for name in by_name if name not in shapes]
     if missing or extra:
         raise StateMismatch(_other_names(file, saved, shapes, missing, extra))
+    for name, words in (roles or {}).items():
+        if name not in (axes or {}):
+            _check_roles(file, by_name[name], words)
     for name, shape in shapes.items():
         before = by_name[name].shape
         if before != shape:
@@ -215,6 +225,20 @@ def with_slashes(names: Names) -> Names:
     if isinstance(names, Mapping):
         return {before: name.replace(".", "/") for before, name in names.items()}
     return names and (lambda before: names(before).replace(".", "/"))
+
+
+def _check_roles(file: str | Path, saved: Parameter, roles: tuple[str, ...] | None) -> None:
+    """StateMismatch where a matrix may lie otherwise in a file than here, which its shape does not always tell."""
+    if roles is None and saved.roles:
+        raise StateMismatch(
+            f"{saved.saved_as} of {file} was saved with roles of its axes, as (outputs, inputs): give axes= for "
+            f"{saved.name} too"
+        )
+    if roles and not saved.roles and saved.saved_as.rpartition("/")[2] == "kernel":
+        raise StateMismatch(
+            f"{saved.saved_as} of {file} was saved without roles of its axes, and {saved.name} has roles here: load it "
+            f"without axes=, and save it with them"
+        )
 
 
 def _renamed(file: str | Path, saved: Sequence[Parameter], names: Names) -> Sequence[Parameter]:

@@ -147,7 +147,8 @@ def _parameter(
     _expect(isinstance(formats, dict) and all(isinstance(x, str) for x in formats.values()), "formats that are none")
     coded = {k: replace(v, format=formats.get(k, "")) for k, v in states.pop(name, {}).items()}
     parameter = Parameter(
-        name, tuple(shape), dtype, made_by["name"], made_by["meaning"], number, group, steps, coded, value
+        name, tuple(shape), dtype, made_by["name"], made_by["meaning"], number, group, steps, coded, value,
+        tuple(said.get("roles", ())), name,
     )  # fmt: skip
     for fault in faults(parameter):
         raise _Unfit(fault)

@@ -188,6 +188,10 @@ class AxisRoles:
                 )
 
 
+#: Every parameter lies as it is seen.
+AS_SEEN = AxisRoles((("*", None),))
+
+
 def _matches(pattern: str, path: str) -> bool:
     """Whether a pattern matches a path, as one text or part by part as in a partition."""
     return fnmatchcase(path, pattern) or (all(pattern.split("/")) and matches(pattern, path))
@@ -240,6 +244,11 @@ def reads_layout(rule: Rule) -> bool:
 def reads_tensors(rule: Rule) -> bool:
     """Whether a rule, or one to which it routes tensors, depends on which elements are of one tensor."""
     return any(map(_reads_tensor, Router(rule).rules))
+
+
+def decomposes(rule: Rule) -> bool:
+    """Whether a rule decomposes matrices, where rounding decides between equal eigenvalues."""
+    return any(n.op in (Op.EIGH, Op.QR, Op.INVERSE_ROOT, Op.SINGULAR_VECTORS) for n in walk(rule.expressions))
 
 
 def _reads_tensor(rule: Rule) -> bool:

@@ -14,6 +14,7 @@ from rulec.jax.drop_ins import function_named, names
 from rulec.jax.eager import eager_scan, eager_step
 from rulec.jax.exchange import from_optax, to_optax
 from rulec.jax.functional import eval_params, hutchinson, init, routing, step
+from rulec.jax.layouts import flax_axes, haiku_axes
 from rulec.jax.line_search import (
     lbfgs,
     scale_by_backtracking_linesearch,
@@ -30,8 +31,10 @@ __all__ = [
     "eager_scan",
     "eager_step",
     "eval_params",
+    "flax_axes",
     "from_optax",
     "covariance",
+    "haiku_axes",
     "hutchinson",
     "init",
     "lbfgs",

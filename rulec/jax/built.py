@@ -10,6 +10,8 @@ from typing import Any
 
 import optax
 
+from rulec.functional.axes import AxisRoles
+
 #: From the keywords of optax's function, all of them, to the transformation.
 Build = Callable[[Mapping[str, Any]], optax.GradientTransformationExtraArgs]
 
@@ -23,6 +25,8 @@ class Built:
     summary: str
     otherwise: str
     build: Build
+    #: The keyword of optax's function that says which axes are rows, and its value from the roles of axes; or None.
+    axes: tuple[str, Callable[[AxisRoles], Any]] | None
     #: optax's own function, as it was before anybody put another in its place.
     theirs: Callable[..., Any]
 
@@ -36,13 +40,15 @@ class Built:
 BUILT: dict[str, Built] = {}
 
 
-def built(name: str, rule: str, otherwise: str) -> Callable[[Build], Build]:
+def built(
+    name: str, rule: str, otherwise: str, axes: tuple[str, Callable[[AxisRoles], Any]] | None = None
+) -> Callable[[Build], Build]:  # fmt: skip
     """Registers the builder of a function of optax; `otherwise` names the difference between optax and the rule."""
 
     def enter(build: Build) -> Build:
         theirs = functools.reduce(getattr, name.split("."), optax)
         summary = (build.__doc__ or "").strip().splitlines()[0]
-        BUILT[name] = Built(name, rule, summary, otherwise, build, theirs)
+        BUILT[name] = Built(name, rule, summary, otherwise, build, axes, theirs)
         return build
 
     return enter

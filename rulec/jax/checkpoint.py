@@ -7,7 +7,7 @@ checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from rulec import checkpoint
-from rulec.checkpoint import Axes, Leaf, Names, Shared, Stored
+from rulec.checkpoint import Leaf, Names, Shared, Stored
 from rulec.compiler.weights import part_name
 from rulec.errors import RulecError, StateMismatch, TensorError
+from rulec.functional.axes import AxisRoles
 from rulec.functional.filling import Filling, states_of
 from rulec.functional.plan import StepPlan
 from rulec.functional.quantized import Unbiased
 from rulec.functional.values import Values
 from rulec.jax.compiled import CompiledRecipe, call, machine
+from rulec.jax.layout_in_files import ARRAYS, placed, roles_in, stored_as, without_turned_codes
 from rulec.jax.leaves import Tree, Untrained, flat
 from rulec.jax.library import is_traced
+from rulec.jax.oriented import Axes, axis_roles, oriented, turned_and_seen
 from rulec.jax.packing import STATISTICS, Packed, packed, unpacked
 from rulec.jax.recipe import Given, Group, Rules, recipe
 from rulec.jax.state import Fields, State
@@ -37,18 +40,20 @@ from rulec.language.hyper import checked_seed
 
 def save(
     file: str | Path, rule: Rules, params: Any, state: Any, *, parameters: bool = False, seed: int = 0,
-    weights: str = "", tags: Mapping[str, Collection[str]] | None = None, **hyper: Given,
+    weights: str = "", tags: Mapping[str, Collection[str]] | None = None, axes: Axes = None, **hyper: Given,
 ) -> None:  # fmt: skip
     """Writes a state, and with `parameters` the parameters, as a safetensors file for every framework.
 
     `state` is the result of `rulec.jax.step` or of a transformation of the rule, or a larger state of optax with it
-    inside. Parameters are called by their paths in the tree. `seed`, `weights` and `tags` are as they were for `init`;
-    `hyper` is written for information. The file is there as a whole, or the one before it stays.
+    inside. Parameters are called by their paths in the tree. `seed`, `weights`, `tags` and `axes` are as they were for
+    `init`; `hyper` is written for information. Parameters with roles of axes, and their states, lie in the file as
+    torch keeps them, each index of a batch by itself, as `blocks/kernel/0`. The file is there as a whole, or the one
+    before it stays.
 
     Raises StateMismatch where the state is of another rule, TensorError for arrays of other processes.
     """
     _, inner = inner_state(state)
-    run = run_of(rule, hyper, tags, params, seed, state=inner, weights=weights)
+    run = run_of(rule, hyper, tags, params, seed, state=inner, weights=weights, axes=axis_roles(axes))
     _check_here([("the state", x) for x in jax.tree.leaves(inner)], "save")
     _check_here(list(zip(run.tree.names, run.tree.arrays, strict=True)) if parameters else [], "save")
     checkpoint.save(run, file, parameters)
@@ -63,33 +68,38 @@ def load(
 
     Without `like` it has the structure of `rulec.jax.init` of these arguments. With `like`, a state such as
     `tx.init(params)`, it has the structure and dtypes of that state. `names` is a mapping of the file's names to the
-    paths here, or a function. `axes` has for parameters, by their paths here, the axis of the file for each of their
-    own, as in `{"dense/kernel": (1, 0)}`. `rule_may_differ` takes the states of a rule with other equations, `seed` is
-    the seed of the steps to come. Arrays get the sharding of their parameters. States of leaves that had not been
-    updated when the file was saved are as in `rulec.jax.init`, whatever `like` has.
+    paths here, or a function. `axes` has the roles of axes, as for `init`; a file lies as torch keeps parameters. Or it
+    has for parameters, by their paths here, the axis of the file for each of their own, as in `{"dense/kernel": (1,
+    0)}`, for rules that treat all elements alike. `rule_may_differ` takes the states of a rule with other equations,
+    `seed` is the seed of the steps to come. Arrays get the sharding of their parameters. States of leaves that had not
+    been updated when the file was saved are as in `rulec.jax.init`, whatever `like` has.
 
     StateMismatch where the file belongs to other parameters or another rule, or is damaged.
     """
     existing = None if like is None else inner_state(like)[1]
-    run = run_of(rule, hyper, tags, params, seed, state_dtype, existing, weights)
-    loaded = checkpoint.load(run, file, run.plan.groups, names, axes, rule_may_differ)
+    turned, roles = turned_and_seen(axes)
+    run = run_of(rule, hyper, tags, params, seed, state_dtype, existing, weights, roles)
+    loaded = checkpoint.load(run, file, run.plan.groups, names, turned, rule_may_differ)
     first = run.first(params)
     put, inner = inner_state(first if like is None else like)
     fresh = run.values_of(inner_state(first)[1])
-    filling = Filling(str(file), loaded, run.plan, run.places, run.tree.arrays, fresh, _ARRAYS)
-    values = filling.values(run.values_of(inner))
-    state = run.fields_of(inner).packed(values, run.tree, getattr(inner, STATISTICS, None))
+    filling = Filling(str(file), loaded, run.plan, run.places, run.tree.arrays, fresh, ARRAYS)
+    state = run.state_of(filling.values(run.values_of(inner)), inner)
     return put(packed(state) if any(isinstance(field, Packed) for field in inner) else state)
 
 
 def load_params(file: str | Path, params: Any, *, names: Names = None, axes: Axes = None) -> Any:
-    """The parameters of a file that was saved with `parameters=True`, in the tree, dtypes and shardings of `params`."""
-    tree = real_tree(params)
-    shapes = {name: tuple(array.shape) for name, array in zip(leaf_names(tree), tree.arrays, strict=True)}
-    values = checkpoint.load_values(file, shapes, names, axes)
-    return tree.structure.unflatten(
-        _ARRAYS.array(value, array, array) for value, array in zip(values, tree.arrays, strict=True)
-    )
+    """The parameters of a file that was saved with `parameters=True`, in the tree, dtypes and shardings of `params`.
+
+    `names` and `axes` are as for `load`.
+    """
+    turned, roles = turned_and_seen(axes)
+    tree = oriented(real_tree(params), roles.of)
+    named = [*zip(leaf_names(tree), tree.arrays, strict=True)]
+    shapes = {name: tuple(array.shape) for name, array in named}
+    said = dict(zip(shapes, roles_in(tree, roles), strict=True))
+    values = checkpoint.load_values(file, shapes, names, turned, said)
+    return placed(tree, [ARRAYS.array(value, array, array) for value, (_, array) in zip(values, named, strict=True)])
 
 
 def _check_here(arrays: Sequence[tuple[str, Any]], verb: str) -> None:
@@ -116,6 +126,7 @@ class JaxRun:
     hyper: Sequence[Group]
     seed: int
     state: Any = None
+    axes: AxisRoles = field(default_factory=AxisRoles)
 
     @cached_property
     def places(self) -> list[int]:
@@ -124,13 +135,13 @@ class JaxRun:
 
     def leaves(self) -> list[Leaf]:
         """The leaves that have a rule, by their paths."""
-        names, routes = leaf_names(self.tree), self.plan.routes
+        names, routes, roles = leaf_names(self.tree), self.plan.routes, roles_in(self.tree, self.axes)
         return [
             Leaf(
                 names[place], tuple(self.tree.arrays[place].shape), str(self.tree.arrays[place].dtype), rule, place,
                 getattr(routes[place], "group", 0), self._rounds(place),
                 part_name(self.machine.options.weights, str(self.tree.arrays[place].dtype)),
-                getattr(routes[place], "static", {}),
+                getattr(routes[place], "static", {}), roles[place],
             )
             for place, rule in zip(self.places, self.plan.rules, strict=True)
         ]  # fmt: skip
@@ -144,11 +155,11 @@ class JaxRun:
     def states(self, place: int) -> tuple[int, dict[str, Stored]]:
         """The number of updates of a leaf, and its states by name."""
         leaf, count = self.places[place], np.asarray(self.values.count)
-        return int(count[leaf] if count.ndim else count), states_of(self.plan, self.values, leaf, _ARRAYS)
+        return int(count[leaf] if count.ndim else count), states_of(self.plan, self.values, leaf, ARRAYS)
 
     def value(self, place: int) -> Stored:
         """The parameter itself."""
-        return _ARRAYS.stored(self.tree.arrays[self.places[place]])
+        return ARRAYS.stored(self.tree.arrays[self.places[place]])
 
     def shared(self) -> Shared:
         """Hyper-parameters that are numbers here and now, and the numbers of groups and the model."""
@@ -169,7 +180,18 @@ class JaxRun:
     def values_of(self, state: Any) -> Values:
         """The values of a state, of each leaf apart."""
         plain = unpacked(state) if isinstance(state, State) else state
-        return self.fields_of(state).unpacked(plain, self.tree, self.machine.recipe.title)
+        fields = self.fields_of(state)
+        if self.tree is not self.tree.whole:
+            plain = without_turned_codes(plain, fields, self.tree, self.machine.orientation)
+        return fields.unpacked(plain, self.tree, self.machine.recipe.title)
+
+    def state_of(self, values: Values, like: Any) -> Any:
+        """The state with these values, in the fields, codes and shardings of a state of the same rule."""
+        with jax.enable_x64(True):
+            state = self.fields_of(like).packed(values, self.tree, getattr(like, STATISTICS, None))
+            if self.tree is self.tree.whole:
+                return state
+            return stored_as(unpacked(like) if isinstance(like, State) else like, state)
 
     def fields_of(self, state: Any) -> Fields:
         """The fields of a state, which a transformation may call otherwise than the rule, in the same order."""
@@ -190,14 +212,19 @@ class JaxRun:
 
 def run_of(
     rule: Rules, hyper: Mapping[str, Given], tags: Mapping[str, Collection[str]] | None, params: Any, seed: int,
-    state_dtype: Any = None, state: Any = None, weights: str = "",
+    state_dtype: Any = None, state: Any = None, weights: str = "", axes: AxisRoles | None = None,
 ) -> JaxRun:  # fmt: skip
-    """The run of these arguments of `rulec.jax.init`; `state` is the state of the rule by itself."""
-    prescription = recipe(rule, hyper, tags)
+    """The run of these arguments of `rulec.jax.init`; `state` is the state of the rule by itself.
+
+    The tree of the run has every leaf as torch keeps it, also leaves whose rule does not depend on that.
+    """
+    prescription = recipe(rule, hyper, tags, axes)
     engine = machine(prescription, options(state_dtype, False, 0, weights))
-    tree = real_tree(params, prescription.untrained)
+    leaves = real_tree(params, prescription.untrained)
+    prescription.axes.check(leaves.names)
+    tree = oriented(leaves, prescription.axes.of)
     plan = engine.plan_of(tree, None, None, False)
-    return JaxRun(engine, tree, plan, prescription.groups, checked_seed(seed), state)
+    return JaxRun(engine, tree, plan, prescription.groups, checked_seed(seed), state, prescription.axes)
 
 
 def real_tree(params: Any, untrained: Untrained = lambda names: ()) -> Tree:
@@ -231,22 +258,3 @@ def _plain(group: Group) -> dict[str, float]:
     settings = {name: group.hyper.get(name, setting.default) for name, setting in group.settings.items()}
     known = {k: v for k, v in settings.items() if not (v is None or callable(v) or is_traced(v) or isinstance(v, Node))}
     return {name: float(value) for name, value in known.items()}
-
-
-class _JaxArrays:
-    """JAX's arrays as those of a file."""
-
-    def stored(self, array: Any, format: str = "") -> Stored:
-        """The bytes of an array; an array of codes has the key of its format."""
-        return Stored.of(np.asarray(array), format=format)
-
-    def array(self, stored: Stored, like: Any, placed_as: Any) -> Any:
-        """A saved array in the shape and dtype of `like`, on the devices of `placed_as`."""
-        values = np.array(stored.values.astype(like.dtype)).reshape(like.shape)
-        with jax.enable_x64(True):
-            sharding = getattr(placed_as, "sharding", None)
-            committed = getattr(placed_as, "committed", False)
-            return jax.device_put(values, sharding) if committed else jnp.array(values)
-
-
-_ARRAYS = _JaxArrays()

@@ -2,40 +2,36 @@
 
 Each is traced once for a tree's structure, shapes and dtypes. Numbers are passed in float64 and traced: neither another
 learning rate nor another step count traces anything again.
-
-Where JAX refuses a call, the user's mistake is found: the error names the leaf by its path, and the remedy. The
-operands are examined only after a call has failed: thousands of leaves cost nothing where all is well.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rulec.compiler.routing import Router
 from rulec.compiler.weights import PARTS
 from rulec.errors import HyperError, RulecError, TensorError
-from rulec.functional.axes import Orientation, reads_layout, reads_tensors
+from rulec.functional.axes import Orientation, decomposes, reads_layout, reads_tensors
 from rulec.functional.plan import Options, Route, StepPlan
 from rulec.functional.step_values import Statistics
 from rulec.functional.values import Leaf, Values, leaves_of
 from rulec.jax import cpu
 from rulec.jax.first import first_values
-from rulec.jax.leaves import Tree, called, check_inputs, flat, leaf_name, like, matrices_by_leaf
+from rulec.jax.leaves import Tree, check_inputs, flat, like, matrices_by_leaf
 from rulec.jax.library import compiler_options, is_traced
 from rulec.jax.oriented import oriented, oriented_as
 from rulec.jax.packing import Packed, packed
 from rulec.jax.recipe import Group, Recipe
+from rulec.jax.refused import explained, without_remarks
 from rulec.jax.state import Fields, Shown, State, check_state, fields_of
 from rulec.jax.statistics import before_a_step, shown
 from rulec.jax.step import one_step
@@ -70,7 +66,7 @@ class CompiledRecipe:
         self.fields: Fields = fields_of(self.rules, dict(renamed), parts)
         self.inputs = {name: kind for rule in self.rules for name, kind in inputs_of(rule).items()}
         self.passes = EvaluationNames(self.rules)
-        self._has_warned = False
+        self._has_warned, self._decomposes = False, any(map(decomposes, self.rules))
         #: Structures of parameters and of a state, and dtypes of parameters -> whether the state is held packed.
         self._packs: dict[Any, bool] = {}
         self._plan = functools.lru_cache(maxsize=_PLANS)(self._planned)
@@ -184,12 +180,12 @@ class CompiledRecipe:
     def _flat(self, tree: Any, what: str) -> Tree:
         leaves = flat(tree, what, self.wide, self.recipe.untrained)
         self.recipe.axes.check(leaves.names)
-        return oriented(leaves, self._orientation)
+        return oriented(leaves, self.orientation, self._decomposes)
 
     def _like(self, tree: Any, model: Tree, what: str) -> Tree:
         return oriented_as(like(tree, model.whole, what, self.wide), model)
 
-    def _orientation(self, name: str, shape: tuple[int, ...]) -> Orientation | None:
+    def orientation(self, name: str, shape: tuple[int, ...]) -> Orientation | None:
         """The orientation of a leaf whose rule depends on it."""
         group = self.recipe.choose(name, shape)
         if group is None:
@@ -384,70 +380,3 @@ def check_number(what: str, number: Any) -> None:
         raise HyperError(f"{what} must be one number, and is an array of shape {jnp.shape(number)}")
     if jnp.iscomplexobj(number):
         raise HyperError(f"{what} must be a real number, and is complex")
-
-
-#: Parameter of a function -> the words for a leaf of its operand.
-_WORDS: Mapping[str, str] = {
-    "params": "the parameter", "grads": "the gradient of", "state": "the state's", "inputs": "the input",
-}  # fmt: skip
-
-_NUMBERS = bool | int | float | complex
-
-
-def without_remarks(error: RulecError) -> None:
-    """Removes JAX's notes about its frames from an error."""
-    error.__dict__.pop("__notes__", None)
-
-
-def explained(error: Exception, function: Callable[..., Any], operands: Sequence[Any]) -> TensorError | None:
-    """The user's mistake behind an error of JAX, in one sentence; None where it is not known."""
-    named = dict(zip(inspect.signature(function).parameters, operands, strict=True))
-    leaves = [leaf for name, words in _WORDS.items() if name in named for leaf in _leaves(named[name], words)]
-    if isinstance(error, TypeError):
-        return _stranger(leaves)
-    return _deleted(leaves) or (_twice(leaves) if "donate" in str(error) else None)
-
-
-def _leaves(tree: Any, words: str) -> Iterator[tuple[str, Any]]:
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        yield called(words, leaf_name(path)), leaf
-
-
-def _stranger(leaves: Sequence[tuple[str, Any]]) -> TensorError | None:
-    for name, leaf in leaves:
-        known = isinstance(leaf, jax.Array | np.ndarray | np.generic | _NUMBERS) or hasattr(leaf, "__jax_array__")
-        if not known or getattr(leaf, "dtype", None) == np.dtype(object):
-            return TensorError(
-                f"{name} is {_kind(leaf)}, which is no array of JAX: convert it with jnp.asarray, or leave it out of "
-                f"the tree"
-            )
-    return None
-
-
-def _kind(leaf: Any) -> str:
-    if isinstance(leaf, np.ndarray):
-        return "a NumPy array of objects"
-    module, name = type(leaf).__module__.partition(".")[0], type(leaf).__qualname__
-    word = name if module == "builtins" else f"{module}.{name}"
-    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
-
-
-def _deleted(leaves: Sequence[tuple[str, Any]]) -> TensorError | None:
-    for name, leaf in leaves:
-        if isinstance(leaf, jax.Array) and not is_traced(leaf) and leaf.is_deleted():
-            return TensorError(
-                f"{name} was donated to an earlier call, which used its memory again: go on with what that call "
-                f"returned, or call step with donate=False"
-            )
-    return None
-
-
-def _twice(leaves: Sequence[tuple[str, Any]]) -> TensorError | None:
-    seen: dict[int, str] = {}
-    for name, leaf in leaves:
-        if isinstance(leaf, jax.Array) and seen.setdefault(id(leaf), name) != name:
-            return TensorError(
-                f"{name} is the same array as {seen[id(leaf)]}, and its memory can be used again only once: copy one "
-                f"of them, or call step with donate=False"
-            )
-    return None

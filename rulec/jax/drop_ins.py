@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,11 +12,13 @@ import optax
 
 from rulec.compiler.layout import FLOATS
 from rulec.errors import HyperError
+from rulec.functional.axes import AS_SEEN, AxisRoles
 from rulec.functional.plan import Options
 from rulec.jax.built import BUILT, Built
 from rulec.jax.entries import MASKS, Entry, entries, index
 from rulec.jax.leaves import COMPLEX
 from rulec.jax.masks import Maker
+from rulec.jax.oriented import axis_roles
 from rulec.jax.recipe import Group
 from rulec.jax.state import Shown
 from rulec.jax.transform import options
@@ -31,14 +34,16 @@ def names(prefix: str = "") -> list[str]:
 def function_named(name: str) -> Callable[..., optax.GradientTransformationExtraArgs]:
     """The function of that name, such as `adamw` or `contrib.prodigy`; KeyError where there is none."""
     known = BUILT.get(name)
-    signature = known.signature if known else entries(name)[0].signature
-    signature = signature.replace(return_annotation=optax.GradientTransformationExtraArgs)
-    make = known.build if known else functools.partial(_transformation, name)
+    theirs = known.signature if known else entries(name)[0].signature
+    signature = theirs.replace(return_annotation=optax.GradientTransformationExtraArgs)
+    signature = with_axes(signature) if known is None or known.axes else signature
+    make = functools.partial(_built, known) if known else functools.partial(_transformation, name)
 
     def function(*args: Any, **keywords: Any) -> optax.GradientTransformationExtraArgs:
         bound = signature.bind(*args, **keywords)
         bound.apply_defaults()
-        return make(bound.arguments)
+        roles = axis_roles(bound.arguments.pop(AXES, None))
+        return make(bound.arguments, roles)
 
     package, _, function.__name__ = f"rulec.jax.{name}".rpartition(".")
     function.__qualname__, function.__module__ = function.__name__, package
@@ -47,6 +52,27 @@ def function_named(name: str) -> Callable[..., optax.GradientTransformationExtra
     function.__annotations__["return"] = signature.return_annotation
     function.__doc__ = _built_documentation(known) if known else _documentation(name, entries(name))
     return function
+
+
+#: The keyword that the functions have beside optax's: the roles of axes, as `rulec.jax.transform` takes them.
+AXES = "axes"
+
+
+def with_axes(signature: inspect.Signature) -> inspect.Signature:
+    """The signature with the keyword `axes`."""
+    parameters = [*signature.parameters.values()]
+    behind = len(parameters) - any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    parameters.insert(behind, inspect.Parameter(AXES, inspect.Parameter.KEYWORD_ONLY, default=None))
+    return signature.replace(parameters=parameters)
+
+
+def _built(known: Built, values: dict[str, Any], axes: AxisRoles) -> optax.GradientTransformationExtraArgs:
+    if not (known.axes and axes.entries):
+        return known.build(values)
+    keyword, numbers = known.axes
+    if values[keyword] is not None:
+        raise HyperError(f"rulec.jax.{known.name} has axes and {keyword}, which say the same: leave one out")
+    return known.build({**values, keyword: numbers(axes)})
 
 
 def _built_documentation(known: Built) -> str:
@@ -65,15 +91,16 @@ def _condition(entry: Entry) -> str:
     return f" where {', '.join(words)}" if words else ""
 
 
-def _transformation(name: str, values: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
+def _transformation(name: str, values: Mapping[str, Any], axes: AxisRoles) -> optax.GradientTransformationExtraArgs:
     entry = _entry(name, values)
     entry.check(values)
     rule = entry.rule(values)
     hyper = entry.hyper(values, rule)
     mask = next((values[k] for k in MASKS if values.get(k) is not None), None)
     maker = Maker(
-        Group(rule, hyper), mask if "weight_decay" in hyper else None, _options(entry, values), _shown(entry, values)
-    )
+        Group(rule, hyper), mask if "weight_decay" in hyper else None, _options(entry, values), _shown(entry, values),
+        axes if axes.entries else AS_SEEN,
+    )  # fmt: skip
     return _with_inputs(maker.transformation(), entry) if entry.inputs else maker.transformation()
 
 

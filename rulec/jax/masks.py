@@ -10,6 +10,7 @@ import jax
 import optax
 
 from rulec.errors import StateMismatch
+from rulec.functional.axes import AS_SEEN, AxisRoles
 from rulec.functional.plan import Options
 from rulec.jax.leaves import flat
 from rulec.jax.recipe import Group, Recipe
@@ -35,6 +36,7 @@ class Maker:
     mask: Any = None
     options: Options = field(default_factory=lambda: options(None, False, 0))
     renamed: Mapping[str, Shown] = field(default_factory=dict)
+    axes: AxisRoles = AS_SEEN
 
     def __post_init__(self) -> None:
         self.group.check()
@@ -42,7 +44,7 @@ class Maker:
     def transformation(self) -> optax.GradientTransformationExtraArgs:
         """The transformation of one recipe, or with a mask of the recipe for each tree."""
         if self.mask is None or self.mask is True:
-            return self._of(Recipe([self.group], _Decayed(frozenset())))
+            return self._of(Recipe([self.group], _Decayed(frozenset()), axes=self.axes))
 
         def init(params: Any) -> Any:
             return self._of(self._masked(params)).init(params)
@@ -58,7 +60,7 @@ class Maker:
 
     def _masked(self, tree: Any) -> Recipe:
         spared = Group(self.group.rule, {**self.group.hyper, "weight_decay": 0.0})
-        return Recipe([self.group, spared], _Decayed(_spared(self.mask, tree)))
+        return Recipe([self.group, spared], _Decayed(_spared(self.mask, tree)), axes=self.axes)
 
 
 def _spared(mask: Any, tree: Any) -> frozenset[str]:

@@ -37,6 +37,18 @@ def axis_roles(axes: Axes) -> AxisRoles:
     return roles_of([(leaf_name(path), x.get_raw_value() if _is_variable(x) else x) for path, x in paths])
 
 
+def turned_and_seen(axes: Axes) -> tuple[dict[str, Sequence[int]], AxisRoles]:
+    """The numbers of axes in `axes`, by path, and the roles in it."""
+    if not isinstance(axes, Mapping):
+        return {}, axis_roles(axes)
+    turned = {key: value for key, value in axes.items() if _is_order(value)}
+    return turned, axis_roles({key: value for key, value in axes.items() if key not in turned})
+
+
+def _is_order(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(number, int) for number in value)
+
+
 def _is_variable(value: Any) -> bool:
     """Whether a value is a variable of Flax."""
     nnx = sys.modules.get("flax.nnx")
@@ -45,10 +57,14 @@ def _is_variable(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class OrientedTree(Tree):
-    """The tensors that rules see of the leaves of `plain`, each leaf with its orientation, or None."""
+    """The tensors that rules see of the leaves of `plain`, each leaf with its orientation, or None.
+
+    With `in_memory` XLA makes the tensors in memory, and so computes with the same bits whatever the layout.
+    """
 
     plain: Tree | None = None
     orientations: tuple[Orientation | None, ...] = ()
+    in_memory: bool = False
 
     @property
     def whole(self) -> Tree:
@@ -65,7 +81,7 @@ class OrientedTree(Tree):
     def apart(self, values: Sequence[Any]) -> list[Any]:
         """A value for each tensor, from those for each leaf of the structure."""
         triples = zip(self.orientations, values, self.whole.names, strict=True)
-        return [part for one, value, name in triples for part in _apart(one, value, name)]
+        return [part for one, value, name in triples for part in _apart(one, value, name, self.in_memory)]
 
     def holding(self, values: Sequence[Any]) -> Any:
         """Values of any shape, one for each tensor, in the structure of the leaves."""
@@ -86,7 +102,9 @@ def _count(one: Orientation | None) -> int:
     return 1 if one is None else one.count
 
 
-def oriented(tree: Tree, orient: Callable[[str, tuple[int, ...]], Orientation | None]) -> Tree:
+def oriented(
+    tree: Tree, orient: Callable[[str, tuple[int, ...]], Orientation | None], in_memory: bool = False
+) -> Tree:  # fmt: skip
     """The tensors that rules see of a tree; the tree itself where all are seen as they are.
 
     `orient` gives the orientation of a leaf by its path and shape, and None for a leaf without one.
@@ -96,15 +114,15 @@ def oriented(tree: Tree, orient: Callable[[str, tuple[int, ...]], Orientation | 
         shape = tuple(array.shape)[: -1 if place in tree.paired else None]
         one = None if place in tree.untrained else orient(name, shape)
         orientations.append(None if one is None or one.is_plain else one)
-    return _seen(tree, orientations)
+    return _seen(tree, orientations, in_memory)
 
 
 def oriented_as(tree: Tree, model: Tree) -> Tree:
     """The tensors that rules see of a tree with the leaves of another, such as gradients."""
-    return _seen(tree, model.orientations) if isinstance(model, OrientedTree) else tree
+    return _seen(tree, model.orientations, model.in_memory) if isinstance(model, OrientedTree) else tree
 
 
-def _seen(tree: Tree, orientations: Sequence[Orientation | None]) -> Tree:
+def _seen(tree: Tree, orientations: Sequence[Orientation | None], in_memory: bool) -> Tree:
     if not any(orientations):
         return tree
     names: list[str] = []
@@ -114,21 +132,21 @@ def _seen(tree: Tree, orientations: Sequence[Orientation | None]) -> Tree:
         places[place] = range(len(names), len(names) + _count(one))
         names += [name] if one is None or not one.batch else [f"{name}/{one.index(i)}" for i in range(one.count)]
         if place in tree.paired and one is not None:
-            arrays += map(paired, _apart(one, unpaired(array), name))
+            arrays += map(paired, _apart(one, unpaired(array), name, in_memory))
         else:
-            arrays += _apart(one, array, name)
+            arrays += _apart(one, array, name, in_memory)
     pairs, untrained, absent = (
         frozenset(new for place in old for new in places[place]) for old in (tree.paired, tree.untrained, tree.absent)
     )
     return OrientedTree(
-        tuple(names), tuple(arrays), tree.structure, pairs, untrained, absent, tree, tuple(orientations)
+        tuple(names), tuple(arrays), tree.structure, pairs, untrained, absent, tree, tuple(orientations), in_memory
     )
 
 
 # One leaf
 
 
-def _apart(one: Orientation | None, value: Any, name: str) -> list[Any]:
+def _apart(one: Orientation | None, value: Any, name: str, in_memory: bool) -> list[Any]:
     """The values of the tensors of a leaf."""
     if one is None:
         return [value]
@@ -142,12 +160,22 @@ def _apart(one: Orientation | None, value: Any, name: str) -> list[Any]:
         parts = (_apart_stack(one, array, name) for array in (value.codes, value.scales))
         return [Coded(codes, scales, value.format) for codes, scales in zip(*parts, strict=True)]
     if isinstance(value, Unbiased):
-        return [Unbiased(part) for part in _apart(one, value.values, name)]
+        return [Unbiased(part) for part in _apart(one, value.values, name, in_memory)]
     shape = tuple(jnp.shape(value))
     if shape == one.shape:
-        specs = [_seen_spec(one, value)] * one.count
-        return automatic(lambda x: one.of_each(one.stacked(x, jnp), jnp), (value,), specs)  # type: ignore[no-any-return]
+        return _tensors(one, value, in_memory)
     return _apart_stack(one, value[0] if shape == (1, *one.shape) else value, name)
+
+
+def _tensors(one: Orientation, array: Any, in_memory: bool) -> list[Any]:
+    """The tensors of a leaf, from an array of its shape."""
+
+    def parts(array: Any) -> list[Any]:
+        found = one.of_each(one.stacked(array, jnp), jnp)
+        return jax.lax.optimization_barrier(found) if in_memory else found  # type: ignore[no-untyped-call]
+
+    tensors: list[Any] = automatic(parts, (array,), [_seen_spec(one, array)] * one.count)
+    return tensors
 
 
 def _apart_stack(one: Orientation, stack: Any, name: str) -> list[Any]:
@@ -158,7 +186,8 @@ def _apart_stack(one: Orientation, stack: Any, name: str) -> list[Any]:
             f"{one.batch} of its axes: give the axes and the parameters as they were at init"
         )
     spec = PartitionSpec(*_spec(stack)[len(one.batch) :])  # type: ignore[no-untyped-call]
-    return automatic(lambda x: one.of_each(x, jnp), (stack,), [spec] * one.count)  # type: ignore[no-any-return]
+    arrays: list[Any] = automatic(lambda x: one.of_each(x, jnp), (stack,), [spec] * one.count)
+    return arrays
 
 
 def _joined(one: Orientation | None, values: Sequence[Any], leaf: Any) -> Any:

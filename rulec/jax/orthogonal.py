@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,8 +13,10 @@ import optax
 from optax.contrib import MuonDimensionNumbers
 
 from rulec.errors import HyperError, TensorError
+from rulec.functional.axes import AxisRoles, Orientation
 from rulec.jax.built import BUILT, built
 from rulec.jax.drop_ins import function_named
+from rulec.jax.leaves import flat
 from rulec.jax.masks import Maker, marked
 from rulec.jax.recipe import Group
 from rulec.jax.theirs import FieldMap, renamed, with_state_of
@@ -200,17 +202,44 @@ def _muon(
     return with_state_of(BUILT[name].theirs(**values), ours, _layout(name, dimensions))
 
 
+def _numbers_by(axes: AxisRoles) -> Callable[[Any], Any]:
+    """The function from parameters to optax's numbers of axes, by their roles: None for a leaf that is no matrix."""
+
+    def numbers(params: Any) -> Any:
+        tree = flat(params, "the parameter")
+        axes.check(tree.names)
+        pairs = zip(tree.names, tree.arrays, strict=True)
+        return tree.holding([_numbers_of(axes.of(name, array.shape), array.ndim) for name, array in pairs])
+
+    return numbers
+
+
+def _numbers_of(one: Orientation | None, count: int) -> MuonDimensionNumbers | None:
+    """optax's numbers of axes of a leaf with an orientation; without one it lies as torch keeps matrices."""
+    if one is None:
+        return MuonDimensionNumbers(1, 0) if count == 2 else None
+    outputs = tuple(axis for axis, role in enumerate(one.roles) if role == "outputs")
+    inputs = tuple(axis for axis, role in enumerate(one.roles) if role in ("inputs", "window"))
+    return MuonDimensionNumbers(inputs, outputs) if inputs and outputs else None
+
+
 @built(
     "contrib.scale_by_muon",
     "muon",
     "a momentum corrected for its start; `ns_coeffs`, `preconditioning`, `adaptive`",
+    ("weight_dimension_numbers", _numbers_by),
 )
 def scale_by_muon(values: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
     """The direction of Muon alone, for a learning rate to follow."""
     return _muon("contrib.scale_by_muon", values, values["weight_dimension_numbers"], {}, "")
 
 
-@built("contrib.muon", "muon", "as `scale_by_muon`; `consistent_rms`; any axes as a matrix")
+@built(
+    "contrib.muon",
+    "muon",
+    "as `scale_by_muon`; `consistent_rms`; any axes as a matrix",
+    ("muon_weight_dimension_numbers", _numbers_by),
+)
 def muon(values: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
     """Orthogonalized momentum for matrices, and AdamW for all else."""
     name, dimensions, rms = "contrib.muon", values["muon_weight_dimension_numbers"], values["consistent_rms"]

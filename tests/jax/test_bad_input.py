@@ -17,7 +17,7 @@ import torch
 import rulec
 import rulec.jax
 from rulec.errors import HyperError, RulecError, StateMismatch, TensorError
-from rulec.jax.compiled import explained
+from rulec.jax.refused import explained
 from tests.jax.training import gradients, params
 
 ADAM = rulec.jax.transform("adam", lr=0.1)
