@@ -37,7 +37,7 @@ ROLES = ("batch", "outputs", "inputs", "window")
 
 @dataclass(frozen=True)
 class Orientation:
-    """An array of a shape whose axes have roles, and the tensors that a rule sees of it.
+    """The shape and the roles of an array, and the tensors that a rule sees of it.
 
     `xp` of the methods is a module of an array library, or `keras.ops`.
     """
@@ -113,7 +113,7 @@ class _Numbers:
     outputs: tuple[int, ...]
 
     def roles(self, path: str, count: int) -> tuple[str, ...]:
-        """The roles of that many axes: those without a number are of the batch."""
+        """The roles of so many axes: an axis without a number is of the batch."""
         words = ["batch"] * count
         for role, axes in (("inputs", self.inputs), ("outputs", self.outputs)):
             for axis in axes:
@@ -148,7 +148,7 @@ class AxisRoles:
         return [(pattern, roles) for pattern, roles in self.entries if {*"*?["} & {*pattern}]
 
     def _of(self, path: str) -> Iterator[tuple[str, Roles]]:
-        """The entries of a path: its own, and those whose patterns match it."""
+        """The entries of a path: its own entry, and every pattern for it."""
         if path in self._by_path:
             yield path, self._by_path[path]
         yield from (entry for entry in self._patterns if entry[0] != path and _matches(entry[0], path))
@@ -179,7 +179,7 @@ class AxisRoles:
         return any(True for _ in self._of(path))
 
     def check(self, paths: Sequence[str]) -> None:
-        """TensorError for a pattern that matches none of these paths. A path itself may be of another part."""
+        """TensorError for a pattern without a match among the paths. A path itself may be of another part."""
         for pattern, _ in self._patterns:
             if paths and not any(_matches(pattern, path) for path in paths):
                 raise TensorError(
@@ -236,13 +236,13 @@ def _roles(pattern: str, value: Any) -> Roles:
 
 @functools.lru_cache(maxsize=1024)
 def reads_layout(rule: Rule) -> bool:
-    """Whether a rule, or one to which it routes tensors, depends on which axes are rows and which are columns."""
+    """Whether a rule, or one under its `otherwise`, takes rows and columns for different things."""
     return any(map(sees_shape, Router(rule).rules))
 
 
 @functools.lru_cache(maxsize=1024)
 def reads_tensors(rule: Rule) -> bool:
-    """Whether a rule, or one to which it routes tensors, depends on which elements are of one tensor."""
+    """Whether a rule, or one under its `otherwise`, depends on the bounds between tensors."""
     return any(map(_reads_tensor, Router(rule).rules))
 
 

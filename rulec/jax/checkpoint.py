@@ -216,7 +216,7 @@ def run_of(
 ) -> JaxRun:  # fmt: skip
     """The run of these arguments of `rulec.jax.init`; `state` is the state of the rule by itself.
 
-    The tree of the run has every leaf as torch keeps it, also leaves whose rule does not depend on that.
+    The tree of the run has every leaf as torch keeps it, whatever its rule.
     """
     prescription = recipe(rule, hyper, tags, axes)
     engine = machine(prescription, options(state_dtype, False, 0, weights))

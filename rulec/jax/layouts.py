@@ -34,15 +34,15 @@ def flax_axes(
 
     `model` is a module of NNX, a module of Linen with the `inputs` and `keywords` of its `init`, or parameters. By
     modules every layer of Flax is known: dense layers, attention, convolutions, embeddings, norms, LoRA, and stacks of
-    them by `scan` and `vmap`. Parameters are known by names and shapes; `stacked` has patterns of paths of those that
-    begin with the axis of a stack of layers. Modules of other classes with parameters of their own are left out. `axes`
-    has the roles of parameters that none of this tells, by path or pattern; they come before all others.
+    them by `scan` and `vmap`. Modules of other classes with parameters of their own are left out. Parameters are known
+    by names and shapes; `stacked` has patterns of paths of parameters that begin with the axis of a stack of layers.
+    `axes` has the roles of parameters that none of this tells, by path or pattern; they come before all others.
 
     TensorError where parameters do not tell it.
     """
-    given = axis_roles(axes)
-    found = _of_flax(model, inputs, stacked, given, keywords)
-    return dict(axes or {}) | {path: roles for path, roles in found.items() if not given.knows(path)}
+    explicit = axis_roles(axes)
+    inferred = _of_flax(model, inputs, stacked, explicit, keywords)
+    return dict(axes or {}) | {path: roles for path, roles in inferred.items() if not explicit.knows(path)}
 
 
 def _of_flax(
@@ -90,7 +90,7 @@ def _of_linen(model: Any, linen: Any, inputs: Sequence[Any], keywords: Mapping[s
 
 
 def _with_batch(roles: tuple[str, ...], count: int) -> tuple[str, ...]:
-    """The roles of that many axes: those before a module's own are of a stack of such modules."""
+    """The roles of so many axes: the first, before the module's, are of a stack of modules."""
     return ("batch",) * (count - len(roles)) + roles
 
 
@@ -171,17 +171,17 @@ def _of_parameters(params: Any, stacked: Sequence[str], known: AxisRoles) -> Rol
         layer, _, name = path.rpartition("/")
         bias = shapes.get(f"{layer}/bias" if layer else "bias")
         kernel = shapes.get(f"{layer}/kernel" if layer else "kernel")
-        own = shape[len(batch) :]
+        extents = shape[len(batch) :]
         if name == "kernel":
-            found = _kernel(layer, own, None if bias is None else bias[len(batch) :], shapes)
-            if found is None:
+            inferred = _kernel(layer, extents, None if bias is None else bias[len(batch) :], shapes)
+            if inferred is None:
                 raise _untold(path, shape)
         elif name == "bias" and kernel is not None:
-            found = _beside(_kernel(layer, kernel[len(batch) :], own, shapes), len(own))
+            inferred = _beside(_kernel(layer, kernel[len(batch) :], extents, shapes), len(extents))
         else:
-            found = _named(name, own)
-        if found:
-            roles[path] = batch + found
+            inferred = _named(name, extents)
+        if inferred:
+            roles[path] = batch + inferred
     return roles
 
 
@@ -202,8 +202,8 @@ def _kernel(
         return stack + ("window",) * (count - 2 - len(stack)) + ("inputs", "outputs")
     if re.fullmatch(r"(Dense|Linear)_?\d*", name, re.IGNORECASE):
         return ("batch",) * (count - 2) + ("inputs", "outputs")
-    found = [roles for roles in _OF_THREE if bias is not None and _fits(roles, shape, bias)] if count == 3 else []
-    return found[0] if len(found) == 1 else None
+    inferred = [roles for roles in _OF_THREE if bias is not None and _fits(roles, shape, bias)] if count == 3 else []
+    return inferred[0] if len(inferred) == 1 else None
 
 
 #: The roles that a kernel of three axes may have: of a stack, of several outputs, of several inputs.
@@ -259,9 +259,9 @@ def haiku_axes(params: Any) -> RolesByPath:
     for (_, path), leaf in zip(paths, leaves, strict=True):
         layer, _, name = path.rpartition("/")
         stacks = len(re.findall(r"__layer_stack\w*", layer))
-        found = _of_haiku(layer.rpartition("/")[2], name, jnp.ndim(leaf) - stacks)
-        if found is not None:
-            roles[path] = ("batch",) * stacks + found
+        inferred = _of_haiku(layer.rpartition("/")[2], name, jnp.ndim(leaf) - stacks)
+        if inferred is not None:
+            roles[path] = ("batch",) * stacks + inferred
     return roles
 
 

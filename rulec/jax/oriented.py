@@ -171,8 +171,8 @@ def _tensors(one: Orientation, array: Any, in_memory: bool) -> list[Any]:
     """The tensors of a leaf, from an array of its shape."""
 
     def parts(array: Any) -> list[Any]:
-        found = one.of_each(one.stacked(array, jnp), jnp)
-        return jax.lax.optimization_barrier(found) if in_memory else found  # type: ignore[no-untyped-call]
+        each = one.of_each(one.stacked(array, jnp), jnp)
+        return jax.lax.optimization_barrier(each) if in_memory else each  # type: ignore[no-untyped-call]
 
     tensors: list[Any] = automatic(parts, (array,), [_seen_spec(one, array)] * one.count)
     return tensors
