@@ -119,7 +119,7 @@ print("equal")
 
 @pytest.mark.slow
 def test_hugging_faces_kernels_loads_the_layout(tmp_path: Path) -> None:
-    """As released: the package is installed beside the environment, which has all that a local folder needs."""
+    """As released: pip installs the package beside the environment, and the environment has its dependencies."""
     require_interpreter()
     site, folder = tmp_path / "site", tmp_path / "kernel"
     pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", str(site), "kernels==0.17.2"]

@@ -109,7 +109,7 @@ def _steps(file: CFile) -> list[str]:
 
 
 def _keys(file: CFile) -> list[tuple[str, str]]:
-    """The names that `get` and `set` take, and the components that they stand for."""
+    """The names for `get` and `set`, each with its component."""
     hyper = [field for field, _ in file.defaults] or ["none"]
     return [*((key, f"self%hyper%{key}") for key in hyper), *((key, f"self%inputs%{key}") for key, _ in file.inputs)]
 
