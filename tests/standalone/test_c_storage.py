@@ -158,7 +158,7 @@ def test_fortran_and_julia_take_the_seed_and_the_number_of_a_tensor() -> None:
     assert "Rounded up or down at random: param." in files["adamw.h"]
     assert "adamw_init(state, param, count, NULL, seed, number)" in files["adamw.h"]
     assert "integer(c_int64_t), value :: seed" in files["adamw.f90"]
-    assert "function init(param::Array{UInt16}, hyper::Hyper, seed::Integer, number::Integer)" in files["adamw.jl"]
+    assert "function init(param::AbstractArray, rule::Rule, seed::Integer, number::Integer)" in files["adamw.jl"]
 
 
 def test_what_the_manual_says_to_compile_with_changes_no_bit(tmp_path: Path) -> None:

@@ -162,19 +162,3 @@ def test_the_header_is_also_cpp(tmp_path: Path) -> None:
     command = ["g++", "-Wall", "-Wextra", "-Werror", "-Ioptimizers", "-c", "program.cpp"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_julia_functions_call_what_the_header_declares() -> None:
-    """Julia is not run here: at least every function that is called is declared, with as many parameters."""
-    for rule in ("adamw", "adafactor", "schedule_free_adamw"):
-        texts = written(rulec.load(rule), "c", name="other")
-        header = " ".join(texts["other.h"].split("extern")[1].split())
-        declared = {
-            name: 0 if parameters.strip() == "void" else parameters.count(",") + 1
-            for name, parameters in re.findall(r"(other_\w+)\(([^()]*)\);", header)
-        }
-        julia = " ".join(texts["other.jl"].split())
-        calls = re.findall(r"ccall\(\(:(\w+), library\), \w+, \(([^()]*)\)", julia)
-        assert {name for name, _ in calls} >= {"other_init", "other_step", "other_state_bytes", "other_message"}
-        for name, types in calls:
-            assert len([t for t in types.split(",") if t.strip()]) == declared[name], name
