@@ -22,6 +22,7 @@ from rulec.jax.oriented import axis_roles
 from rulec.jax.recipe import Group
 from rulec.jax.state import Shown
 from rulec.jax.transform import options
+from rulec.language.source import did_you_mean
 
 
 def names(prefix: str = "") -> list[str]:
@@ -40,6 +41,10 @@ def function_named(name: str) -> Callable[..., optax.GradientTransformationExtra
     make = functools.partial(_built, known) if known else functools.partial(_transformation, name)
 
     def function(*args: Any, **keywords: Any) -> optax.GradientTransformationExtraArgs:
+        known = signature.parameters
+        for keyword in keywords:
+            if keyword not in known:
+                raise HyperError(f"rulec.jax.{name} has no keyword {keyword!r}{did_you_mean(keyword, known)}")
         bound = signature.bind(*args, **keywords)
         bound.apply_defaults()
         roles = axis_roles(bound.arguments.pop(AXES, None))

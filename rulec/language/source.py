@@ -75,10 +75,19 @@ def of_kind(code: str) -> Iterator[None]:
         raise
 
 
+#: Words of several libraries for one hyper-parameter.
+_SAME = (("lr", "learning_rate"), ("beta1", "b1", "beta_1", "betas"), ("beta2", "b2", "beta_2", "betas"))
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest known name; empty where no name is near."""
+    """`; did you mean 'x'?` for a known name of the same meaning, or the nearest; empty where no name is near."""
     if len(name) > 100:
         return ""
+    known = {*known}
+    for words in _SAME:
+        same = [word for word in words if word in known]
+        if name in words and same:
+            return f"; did you mean {same[0]!r}?"
     candidates = sorted(k for k in known if abs(len(k) - len(name)) <= 20)[:1000]
     near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -12,6 +12,7 @@ from mlx import optimizers
 from rulec.errors import HyperError
 from rulec.language.library.load import load
 from rulec.language.rule import Rule
+from rulec.language.source import did_you_mean
 from rulec.language.statistics import Watch
 from rulec.mlx.entries import Entry, entry_of
 from rulec.mlx.optimizer import RuleOptimizer
@@ -26,11 +27,15 @@ class MlxOptimizer(RuleOptimizer):
         self, *values: Any, seed: int = 0, state_dtype: str | Mapping[str, str] | None = None, weights: str = "",
         watch: Watch | None = None, watch_every: int = 1, **keywords: Any,
     ) -> None:  # fmt: skip
-        name = type(self).__name__
+        name, known = type(self).__name__, self.signature.parameters
+        unknown = next((keyword for keyword in keywords if keyword not in known), None)
+        if unknown is not None:
+            advice = did_you_mean(unknown, known) or f": it takes {', '.join(known)}"
+            raise HyperError(f"rulec.mlx.{name} has no keyword {unknown!r}{advice}")
         try:
             arguments = self.signature.bind(*values, **keywords)
         except TypeError as error:
-            raise HyperError(f"{error}: rulec.mlx.{name} takes {', '.join(self.signature.parameters)}") from None
+            raise HyperError(f"{error}: rulec.mlx.{name} takes {', '.join(known)}") from None
         arguments.apply_defaults()
         learning_rate = arguments.arguments.pop("learning_rate")
         self.entry, hyper = entry_of(name, arguments.arguments)

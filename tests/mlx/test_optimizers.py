@@ -265,9 +265,16 @@ def test_keywords_of_a_class_by_place() -> None:
 
 MISTAKES = [
     (
-        lambda: rulec.mlx.AdamW(0.1, beta=0.9),
-        "'beta': rulec.mlx.AdamW takes learning_rate, betas, eps, weight_decay, bias_correction",
+        lambda: rulec.mlx.AdamW(0.1, beta_2=0.9),
+        "rulec.mlx.AdamW has no keyword 'beta_2'; did you mean 'betas'?",
     ),
+    (
+        lambda: rulec.mlx.AdamW(0.1, foreach=True),
+        "has no keyword 'foreach': it takes learning_rate, betas, eps, weight_decay, bias_correction",
+    ),
+    (lambda: rulec.mlx.AdamW(), "'learning_rate': rulec.mlx.AdamW takes learning_rate, betas"),
+    (lambda: rulec.mlx.AdamW(lr=0.1), "rulec.mlx.AdamW has no keyword 'lr'; did you mean 'learning_rate'?"),
+    (lambda: rulec.mlx.optimizer("lion")(lr=0.1), "Lion has no keyword 'lr'; did you mean 'learning_rate'?"),
     (lambda: rulec.mlx.AdamW(0.1, betas=[0.9]), "betas of AdamW must be 2 numbers, not 1"),
     (lambda: rulec.mlx.Adam(0.1, betas=[0.9, 1.5]), "beta2"),
     (lambda: rulec.mlx.SGD(0.1, nesterov=True), "nesterov=True needs a momentum above 0"),
