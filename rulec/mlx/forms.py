@@ -1,4 +1,4 @@
-"""The rules of Muon and Adafactor as mlx.optimizers computes them, which differ from those of the library.
+"""Muon and Adafactor of mlx.optimizers, whose lines differ from the rules of the library.
 
 Each is a text of the rule language with the lines that a class's flags choose.
 """
@@ -90,6 +90,6 @@ def adafactor(first_moment: bool, scale_parameter: bool, relative_step: bool, wa
 
 
 def _parsed(text: str, **lines: Any) -> Rule:
-    """The rule of a text with these lines, of which those that are empty are left out."""
+    """The rule of a text with these lines, without the empty ones."""
     filled = text.format(**lines)
     return parse("\n".join(line for line in filled.splitlines() if line.strip()))
