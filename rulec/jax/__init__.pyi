@@ -21,6 +21,8 @@ from rulec.jax.functional import hutchinson as hutchinson
 from rulec.jax.functional import init as init
 from rulec.jax.functional import routing as routing
 from rulec.jax.functional import step as step
+from rulec.jax.layouts import flax_axes as flax_axes
+from rulec.jax.layouts import haiku_axes as haiku_axes
 from rulec.jax.line_search import lbfgs as lbfgs
 from rulec.jax.line_search import scale_by_backtracking_linesearch as scale_by_backtracking_linesearch
 from rulec.jax.line_search import scale_by_lbfgs as scale_by_lbfgs
@@ -39,6 +41,7 @@ def adabelief(
     eps_root: ArrayLike = 1e-16,
     *,
     nesterov: bool = False,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adam that divides by how far gradients stray from their mean."""
 
@@ -48,6 +51,8 @@ def adadelta(
     eps: ArrayLike = 1e-06,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
     weight_decay_mask: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Steps scaled by the ratio of past updates to past gradients."""
 
@@ -55,6 +60,8 @@ def adagrad(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike],
     initial_accumulator_value: ArrayLike = 0.1,
     eps: ArrayLike = 1e-07,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Steps divided by the root of all squared gradients so far."""
 
@@ -67,6 +74,7 @@ def adam(
     mu_dtype: Any = None,
     *,
     nesterov: bool = False,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adaptive moments with bias correction."""
 
@@ -75,6 +83,8 @@ def adamax(
     b1: ArrayLike = 0.9,
     b2: ArrayLike = 0.999,
     eps: ArrayLike = 1e-08,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adam with the infinity norm of past gradients as denominator."""
 
@@ -85,6 +95,8 @@ def adamaxw(
     eps: ArrayLike = 1e-08,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0001,
     mask: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adam with the infinity norm of past gradients as denominator."""
 
@@ -99,6 +111,7 @@ def adamw(
     mask: Any = None,
     *,
     nesterov: bool = False,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adam with decoupled weight decay."""
 
@@ -111,6 +124,8 @@ def adan(
     eps_root: ArrayLike = 1e-08,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
     mask: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Nesterov momentum by the differences of gradients, adaptive, with proximal weight decay."""
 
@@ -123,12 +138,16 @@ def amsgrad(
     mu_dtype: Any = None,
     bias_correction_mu: bool = True,
     bias_correction_nu: bool = True,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adam whose denominator never shrinks."""
 
 def fromage(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike],
     min_norm: ArrayLike = 1e-06,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Steps of a fixed fraction of each tensor's norm, and the growth that they cause taken back."""
 
@@ -140,6 +159,8 @@ def lamb(
     eps_root: ArrayLike = 0.0,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
     mask: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """AdamW with every tensor's step scaled to the norm of its parameter."""
 
@@ -152,6 +173,8 @@ def lars(
     trust_ratio_mask: Any = True,
     momentum: ArrayLike = 0.9,
     nesterov: bool = False,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Momentum of gradients that are scaled, tensor by tensor, to a fraction of the parameter's norm."""
 
@@ -162,6 +185,8 @@ def lion(
     mu_dtype: Any = None,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.001,
     mask: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The sign of an interpolated momentum, with decoupled weight decay."""
 
@@ -174,6 +199,7 @@ def nadam(
     mu_dtype: Any = None,
     *,
     nesterov: bool = True,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adaptive moments with bias correction."""
 
@@ -188,6 +214,7 @@ def nadamw(
     mask: Any = None,
     *,
     nesterov: bool = True,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adam with decoupled weight decay."""
 
@@ -198,6 +225,8 @@ def novograd(
     eps: ArrayLike = 1e-06,
     eps_root: ArrayLike = 0.0,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Momentum of gradients that are divided by their tensor's recent norm."""
 
@@ -211,6 +240,7 @@ def optimistic_adam(
     mu_dtype: Any = None,
     *,
     nesterov: bool = True,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adam that looks ahead by the last change of its direction."""
 
@@ -225,6 +255,7 @@ def optimistic_adam_v2(
     eps_root: ArrayLike = 0.0,
     mu_dtype: Any = None,
     nesterov: bool = True,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adam that looks ahead by the last change of its direction."""
 
@@ -232,6 +263,8 @@ def optimistic_gradient_descent(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike],
     alpha: ArrayLike = 1.0,
     beta: ArrayLike = 1.0,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Gradient descent that looks ahead by the last change of the gradient."""
 
@@ -241,6 +274,8 @@ def polyak_sgd(
     f_min: ArrayLike = 0.0,
     eps: ArrayLike = 0.0,
     variant: str = "sps",
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Gradient descent by the step that would bring the loss to its least value if it were linear."""
 
@@ -253,6 +288,7 @@ def radam(
     threshold: ArrayLike = 5.0,
     *,
     nesterov: bool = False,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adam whose adaptive part is rectified, and left out while its variance is unknown."""
 
@@ -266,6 +302,8 @@ def rmsprop(
     momentum: ArrayLike | None = None,
     nesterov: bool = False,
     bias_correction: bool = False,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Steps divided by the root of the recent mean of squared gradients."""
 
@@ -275,12 +313,16 @@ def rprop(
     eta_plus: ArrayLike = 1.2,
     min_step_size: ArrayLike = 1e-06,
     max_step_size: ArrayLike = 50.0,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Steps of a size of their own for every element, grown while its gradient keeps its sign."""
 
 def scale_by_adadelta(
     rho: ArrayLike = 0.9,
     eps: ArrayLike = 1e-06,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -292,6 +334,7 @@ def scale_by_adam(
     mu_dtype: Any = None,
     *,
     nesterov: bool = False,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -299,6 +342,8 @@ def scale_by_adamax(
     b1: ArrayLike = 0.9,
     b2: ArrayLike = 0.999,
     eps: ArrayLike = 1e-08,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -310,6 +355,8 @@ def scale_by_amsgrad(
     mu_dtype: Any = None,
     bias_correction_mu: bool = True,
     bias_correction_nu: bool = True,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -320,6 +367,7 @@ def scale_by_belief(
     eps_root: ArrayLike = 1e-16,
     *,
     nesterov: bool = False,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -330,6 +378,7 @@ def scale_by_lion(
     *,
     mode: str = "hard",
     smooth_beta: ArrayLike = 1.0,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -340,12 +389,16 @@ def scale_by_novograd(
     eps_root: ArrayLike = 0.0,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
     mu_dtype: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
 def scale_by_optimistic_gradient(
     alpha: ArrayLike = 1.0,
     beta: ArrayLike = 1.0,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -354,6 +407,8 @@ def scale_by_polyak(
     max_learning_rate: ArrayLike = 1.0,
     eps: ArrayLike = 0.0,
     variant: str = "sps",
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -365,6 +420,7 @@ def scale_by_radam(
     threshold: ArrayLike = 5.0,
     *,
     nesterov: bool = False,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -374,16 +430,23 @@ def scale_by_rms(
     initial_scale: ArrayLike = 0.0,
     eps_in_sqrt: bool = True,
     bias_correction: bool = False,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
 def scale_by_rss(
     initial_accumulator_value: ArrayLike = 0.1,
     eps: ArrayLike = 1e-07,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
-def scale_by_sign() -> GradientTransformationExtraArgs:
+def scale_by_sign(
+    *,
+    axes: ArrayLike | None = None,
+) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
 def scale_by_stddev(
@@ -392,6 +455,8 @@ def scale_by_stddev(
     initial_scale: ArrayLike = 0.0,
     eps_in_sqrt: bool = True,
     bias_correction: bool = False,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -401,6 +466,8 @@ def scale_by_yogi(
     eps: ArrayLike = 0.001,
     eps_root: ArrayLike = 0.0,
     initial_accumulator_value: ArrayLike = 1e-06,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -409,11 +476,15 @@ def sgd(
     momentum: ArrayLike | None = None,
     nesterov: bool = False,
     accumulator_dtype: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Gradient descent with heavy-ball momentum and dampening."""
 
 def sign_sgd(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike],
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The sign of every element."""
 
@@ -421,6 +492,8 @@ def signum(
     learning_rate: ArrayLike | Callable[[Array], ArrayLike],
     beta: ArrayLike = 0.9,
     accumulator_dtype: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The sign of the momentum."""
 
@@ -428,6 +501,8 @@ def trace(
     decay: ArrayLike,
     nesterov: bool = False,
     accumulator_dtype: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -436,6 +511,8 @@ def yogi(
     b1: ArrayLike = 0.9,
     b2: ArrayLike = 0.999,
     eps: ArrayLike = 0.001,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adam whose second moment moves by at most the squared gradient, up or down."""
 

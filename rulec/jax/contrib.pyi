@@ -17,6 +17,8 @@ def acprop(
     eps_root: ArrayLike = 1e-16,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
     mask: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The gradient divided by the centered second moment of the steps before."""
 
@@ -31,6 +33,8 @@ def ademamix(
     mu_dtype: Any = None,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
     mask: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adam with a second, slow mean of gradients, and decoupled weight decay."""
 
@@ -44,6 +48,7 @@ def adopt(
     nesterov: bool = False,
     use_clipping: bool = True,
     clip_value_fn: Callable[[Array], Array] = ...,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adam that divides by the second moment of the past alone, and clips before the momentum."""
 
@@ -53,6 +58,8 @@ def cocob(
     eps: ArrayLike = 1e-08,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
     mask: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Continuous coin betting on every element, without a learning rate."""
 
@@ -62,6 +69,8 @@ def dadapt_adamw(
     eps: ArrayLike = 1e-08,
     estim_lr0: ArrayLike = 1e-06,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """AdamW that finds its learning rate from how gradients add up."""
 
@@ -71,6 +80,8 @@ def dog(
     eps: ArrayLike = 1e-08,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] | None = None,
     mask: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Gradient descent whose step is the distance from the start over the root of all squared gradients."""
 
@@ -80,6 +91,8 @@ def dowg(
     eps: ArrayLike = 0.0001,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] | None = None,
     mask: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """DoG that weighs gradients by the distance reached when they came."""
 
@@ -88,6 +101,8 @@ def madgrad(
     momentum: ArrayLike = 0.9,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
     eps: ArrayLike = 1e-06,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Dual averaging with the cube root of summed squares, and momentum towards the averaged point."""
 
@@ -97,6 +112,8 @@ def momo(
     lower_bound: ArrayLike = 0.0,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
     adapt_lower_bound: bool = False,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Momentum whose step is the one to the least value of a model of the loss, up to the learning rate."""
 
@@ -108,10 +125,15 @@ def momo_adam(
     lower_bound: ArrayLike = 0.0,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
     adapt_lower_bound: bool = False,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adam whose step is the one to the least value of a model of the loss, up to the learning rate."""
 
-def normalize() -> GradientTransformationExtraArgs:
+def normalize(
+    *,
+    axes: ArrayLike | None = None,
+) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
 def prodigy(
@@ -123,6 +145,8 @@ def prodigy(
     estim_lr_coef: ArrayLike = 1.0,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
     safeguard_warmup: bool = False,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """AdamW that finds its learning rate from how far it has come, and weighs late gradients more."""
 
@@ -131,6 +155,8 @@ def scale_by_acprop(
     b2: ArrayLike = 0.999,
     eps: ArrayLike = 1e-16,
     eps_root: ArrayLike = 1e-16,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -142,6 +168,8 @@ def scale_by_ademamix(
     eps: ArrayLike = 1e-08,
     eps_root: ArrayLike = 0.0,
     mu_dtype: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -154,6 +182,7 @@ def scale_by_adopt(
     nesterov: bool = False,
     use_clipping: bool = True,
     clip_value_fn: Callable[[Array], Array] = ...,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -163,6 +192,8 @@ def scale_by_simplified_ademamix(
     alpha: ArrayLike = 0.0,
     eps: ArrayLike = 1e-08,
     eps_root: ArrayLike = 0.0,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of the rule alone, for a learning rate to follow."""
 
@@ -175,6 +206,8 @@ def schedule_free_adamw(
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
     weight_lr_power: ArrayLike = 2.0,
     state_dtype: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """AdamW with an average of its steps in place of momentum and of a learning rate schedule."""
 
@@ -185,6 +218,8 @@ def schedule_free_sgd(
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] | None = None,
     weight_lr_power: ArrayLike = 2.0,
     state_dtype: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Gradient descent with an average of its steps in place of a learning rate schedule."""
 
@@ -197,6 +232,8 @@ def simplified_ademamix(
     eps_root: ArrayLike = 0.0,
     weight_decay: ArrayLike | Callable[[Array], ArrayLike] = 0.0,
     mask: Any = None,
+    *,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adam with one slow sum of gradients, and the gradient itself."""
 
@@ -277,6 +314,7 @@ def scale_by_muon(
     adaptive: bool = False,
     preconditioning: str = "frobenius",
     weight_dimension_numbers: Any = None,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """The direction of Muon alone, for a learning rate to follow."""
 
@@ -300,5 +338,6 @@ def muon(
     adam_learning_rate: ArrayLike | Callable[[Array], ArrayLike] | None = None,
     muon_weight_dimension_numbers: Any = None,
     consistent_rms: ArrayLike | None = None,
+    axes: ArrayLike | None = None,
 ) -> GradientTransformationExtraArgs:
     """Orthogonalized momentum for matrices, and AdamW for all else."""
