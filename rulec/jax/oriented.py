@@ -113,7 +113,7 @@ def oriented(
     for place, (name, array) in enumerate(zip(tree.names, tree.arrays, strict=True)):
         shape = tuple(array.shape)[: -1 if place in tree.paired else None]
         one = None if place in tree.untrained else orient(name, shape)
-        orientations.append(None if one is None or one.is_plain else one)
+        orientations.append(None if one is None or one.is_plain or not one.count else one)
     return _seen(tree, orientations, in_memory)
 
 

@@ -196,6 +196,14 @@ def test_inputs_and_statistics_have_the_layout_of_their_parameters() -> None:
     assert new["w"].shape == plain["w"].shape
 
 
+def test_a_stack_of_no_layers_stays_as_it_is() -> None:
+    params = {"w": jnp.ones((0, 3, 4)), "v": jnp.ones((1, 3, 4))}
+    axes = {"*": ("batch", "inputs", "outputs")}
+    state = rulec.jax.init("adafactor", params, axes=axes)
+    new, _ = rulec.jax.step("adafactor", params, params, state, axes=axes, donate=False)
+    assert {name: x.shape for name, x in new.items()} == {"w": (0, 3, 4), "v": (1, 3, 4)}
+
+
 # Mistakes
 
 
