@@ -62,7 +62,7 @@ class Parameter:
     states: Mapping[str, Stored] = field(default_factory=dict)
     value: Stored | None = None
     roles: tuple[str, ...] = ()
-    saved_as: str = ""
+    saved_as: str = field(default="", compare=False)
 
     @property
     def begun(self) -> bool:

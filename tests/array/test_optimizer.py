@@ -218,7 +218,7 @@ def test_a_hyper_parameter_may_change_between_steps() -> None:
         ({"lr": None}, "lr=None of Lion must be at least 0"),
         ({"lr": [1.0, 2.0]}, r"lr=\[1.0, 2.0\] of Lion must be at least 0"),
         ({"lr": abs}, "lr of Lion is a function, where a number belongs: give its value anew before each step"),
-        ({"learning_rate": 0.0}, "opt.hyper has 'learning_rate', which Lion has not"),
+        ({"learning_rate": 0.0}, "opt.hyper has 'learning_rate', which Lion has not; did you mean 'lr'[?]"),
         ({"lrr": 0.0}, "opt.hyper has 'lrr', which Lion has not; did you mean 'lr'[?]"),
         ({3: 0.0}, "opt.hyper has 3, which Lion has not"),
         ("lr", "opt.hyper has no 'lr', which Lion needs: give it a number"),

@@ -126,7 +126,8 @@ def _checked(file: CFile, word: str) -> list[str]:
 
 def _bytes(file: CFile) -> list[str]:
     symbol, types, arguments = _called(file, "state_bytes")
-    return ["function state_bytes(param)", f"    return ccall({symbol}, Csize_t, ({types},), {arguments})", "end"]
+    call = [f"    return ccall({symbol}, Csize_t, ({types},),", f"        {arguments})"]
+    return ["function state_bytes(param)", *call, "end"]
 
 
 def _takes(file: CFile, word: str) -> list[str]:
