@@ -156,8 +156,8 @@ class AxisRoles:
     def of(self, path: str, shape: Sequence[int]) -> Orientation | None:
         """The orientation of a parameter, by the first entry of its path that has as many roles as it has axes.
 
-        The path itself comes before patterns. None where no entry is of it, and where one says None. TensorError where
-        all have another number of roles.
+        The path itself comes before patterns. The result is None where the path has no entry, or an entry that is None.
+        TensorError where all entries have another number of roles.
         """
         others = []
         for pattern, roles in self._of(path):
@@ -170,7 +170,7 @@ class AxisRoles:
         if others:
             raise TensorError(
                 f"the parameter {path} of shape {tuple(shape)} needs {len(shape)} roles, and {' and '.join(others)}: "
-                f"add a pattern for it with a role for each axis, or with None where it lies as torch keeps it"
+                f"add a pattern for it with a role for each axis, or None if the parameter lies as torch keeps it"
             )
         return None
 

@@ -23,7 +23,7 @@ from rulec.jax.state import Fields
 
 
 def roles_in(tree: Tree, axes: AxisRoles) -> list[tuple[str, ...] | None]:
-    """The roles of the axes of each tensor; () where it lies in a file as here, None where nobody said how it lies."""
+    """The roles of the axes of each tensor; empty for the layout of a file, None for an unknown layout."""
     orientations = tree.orientations if isinstance(tree, OrientedTree) else [None] * len(tree.names)
     said: list[tuple[str, ...] | None] = []
     for path, array, one in zip(tree.whole.names, tree.whole.arrays, orientations, strict=True):

@@ -19,7 +19,7 @@ pytestmark = needs_gfortran
 
 STRICT = ("-std=f2018", "-Wall", "-Wextra", "-Werror", "-fcheck=all,no-array-temps")
 
-#: Rules in one program: one with few states, one that sees shapes, one with another point of evaluation.
+#: Rules in one program, among them a rule with one state, a rule of shapes and a rule with a point for evaluation.
 RULES = ("adamw", "lion", "adafactor", "schedule_free_adamw")
 
 #: The shapes of parameters in C; those of Fortran are the reverse.

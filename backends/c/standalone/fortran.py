@@ -29,7 +29,7 @@ def fortran_text(file: CFile) -> str:
     public = [f"{file.name}_{word}" for word in ("kind", "hyper", *["optimizer"] * extended, *words)]
     functions = [line for word in words for line in _function(file, word)]
     lines = [
-        *margin(_told(file), "!"), f"module {file.name}_rule", "  use, intrinsic :: iso_c_binding",
+        *margin(_head(file), "!"), f"module {file.name}_rule", "  use, intrinsic :: iso_c_binding",
         *(f"  {x}" for x in used_modules(file)), "  implicit none", "  private",
         f"  public :: {', '.join(public)}", "",
         *_hyper(file), *declaration(file), "", "  interface", *(f"    {x}" for x in functions), "  end interface",
@@ -38,16 +38,16 @@ def fortran_text(file: CFile) -> str:
     return "\n".join(x for line in lines for x in continued(line)) + "\n"
 
 
-def _told(file: CFile) -> list[str]:
+def _head(file: CFile) -> list[str]:
     shared = module_name(file.dtype)
-    told = [
+    head = [
         *about(file), "", f"Compile {shared}.f90 first: it says how {file.name}_optimizer is used."
         if extends(file) else "Rules with arrays as inputs have no type for optimizers chosen at run time.", "",
         "Pass arrays to the functions as they are, of any rank. What is contiguous is updated where it lies.",
     ]  # fmt: skip
     if file.shaped:
-        told.append("A shape is that of C: reverse that of a Fortran array, [size(w, 2), size(w, 1)].")
-    return told
+        head.append("A shape is that of C: reverse that of a Fortran array, [size(w, 2), size(w, 1)].")
+    return head
 
 
 def _hyper(file: CFile) -> list[str]:

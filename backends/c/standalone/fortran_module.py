@@ -44,11 +44,11 @@ def module_name(dtype: str) -> str:
 def module_text(dtype: str) -> str:
     """The whole file, the same for all rules of a dtype."""
     element, kind = ELEMENTS[dtype]
-    statuses = [(f"rulec_{word}", code, told) for word, code, told in _statuses()]
+    statuses = [(f"rulec_{word}", code, sentence) for word, code, sentence in _statuses()]
     public = ["rulec_optimizer", "rulec_moving_optimizer", "rulec_kind", "rulec_message", *(s for s, _, _ in statuses)]
     wrappers = [line for word in ("init", "update", *_MOVES) for rank in _RANKS for line in _wrapper(word, rank)]
     text = _TEXT.replace("<statuses>", "\n".join(f"  integer, parameter :: {s} = {c}" for s, c, _ in statuses))
-    text = text.replace("<messages>", "\n".join(_message(s, told) for s, _, told in statuses))
+    text = text.replace("<messages>", "\n".join(_message(s, sentence) for s, _, sentence in statuses))
     text = text.replace("<public>", ", ".join(public)).replace("<wrappers>\n", "\n".join(wrappers))
     text = text.replace("<bindings>", "\n".join(line for word in ("init", "update", *_MOVES) for line in _bound(word)))
     text = text.replace("<module>", module_name(dtype)).replace("<kind>", kind).replace("<element>", element)
@@ -78,12 +78,12 @@ def _about(dtype: str) -> list[str]:
 
 def _statuses() -> list[tuple[str, int, str]]:
     """The names of all statuses, their codes, and their meanings."""
-    return [*((word.lower(), code, told) for code, (word, told) in enumerate(STATUSES)), *_OWN]
+    return [*((word.lower(), code, sentence) for code, (word, sentence) in enumerate(STATUSES)), *_OWN]
 
 
-def _message(status: str, told: str) -> str:
-    told += ": call init with this parameter first" * (status == "rulec_bad_state")
-    return f"    case ({status})\n      text = '{told}'"
+def _message(status: str, sentence: str) -> str:
+    sentence += ": call init with this parameter first" * (status == "rulec_bad_state")
+    return f"    case ({status})\n      text = '{sentence}'"
 
 
 #: The words of moves to the point of evaluation and back.

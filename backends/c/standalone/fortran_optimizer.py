@@ -50,8 +50,8 @@ def declaration(file: CFile) -> list[str]:
         inputs = ["", f"  type :: {file.name}_inputs", *inputs, "  end type"]
         components += [f"    type({file.name}_inputs) :: inputs"]
     if file.words_of_bits:
-        told = "Random bits follow from the seed and the number of an array: each init takes the next number."
-        components += [f"    ! {told}", "    integer(c_int64_t) :: seed = 0, number = 0"]
+        remark = "Random bits follow from the seed and the number of an array: each init takes the next number."
+        components += [f"    ! {remark}", "    integer(c_int64_t) :: seed = 0, number = 0"]
     bound = [*_OF_THE_OBJECT, *["move_flat"] * bool(file.moves())]
     return [
         *inputs, "", f"  type, extends({_parent(file)}) :: {file.name}_optimizer", *components, "  contains",
