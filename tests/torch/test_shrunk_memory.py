@@ -18,6 +18,7 @@ from rulec.torch.eager import epilogue
 from rulec.torch.eager.grad_norm import Factor
 from rulec.torch.fastpath import torch_abi
 from rulec.torch.fastpath.survey import look_of
+from rulec.torch.fastpath.survey_source import KIND, RECORD
 from rulec.torch.step import plan
 from rulec.torch.step.checks import _STEPS
 from tests.backends.triton_process import in_a_process
@@ -444,13 +445,11 @@ def test_a_store_takes_no_gradient_that_lacks_memory(collects: bool, sparse: boo
 
 
 def test_a_look_at_memory_calls_no_further_function_of_torch() -> None:
-    """Of a gradient whose words are as before, three functions are asked: where it is, its address, and a reference.
-
-    The gradients are those of the step before: a new tensor may have other bytes between its words.
-    """
+    """Of a gradient whose words are as before, three functions are asked: where it is, its address, and a reference."""
     params, optimizer = _stepped(rulec.torch.AdamW, 5)
     optimizer.step()
     survey = optimizer._machine.plans.survey
+    _give_words_of_survey(params, survey)
     kind, calls = ctypes.PYFUNCTYPE(ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t), []
 
     def counting(name: str, address: int) -> Any:
@@ -468,6 +467,16 @@ def test_a_look_at_memory_calls_no_further_function_of_torch() -> None:
     finally:
         survey.functions[:] = right
         survey.release()
+
+
+def _give_words_of_survey(params: list[Tensor], survey: Any) -> None:
+    """Gives gradients the words that a survey knows: a new tensor may have any bytes between its numbers."""
+    where = torch_abi.layout()
+    assert where is not None
+    for param, record in zip(params, survey.records, strict=True):
+        assert param.grad is not None
+        kind, words = int(record[RECORD.index("kind")]), param.grad._cdata + 8 * where.impl_first
+        ctypes.memmove(words, kind + 8 * len(KIND), 8 * where.impl_words)
 
 
 @pytest.mark.parametrize("size", [None, 8])
