@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from rulec.errors import RulecError
+from rulec.extras import needing
 
 
 def figure_of(width: float, height: float) -> Any:
     """An empty figure of matplotlib's, in inches; RulecError where matplotlib is missing."""
-    try:
+    with needing("a chart", "demo"):
         from matplotlib.figure import Figure
-    except ImportError:
-        raise RulecError("a chart needs matplotlib: pip install 'rulec[demo]'") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -72,6 +72,10 @@ class StepTooLarge(RulecError, MemoryError):
         super().__init__(message)
 
 
+class MissingExtra(RulecError, ModuleNotFoundError):
+    """A package of an extra that is not installed. The message has all that are missing, and the command for them."""
+
+
 class BackendUnavailable(RulecError, RuntimeError):
     """A backend that cannot run here. The message has the package to install or the setting to change."""
 

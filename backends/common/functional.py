@@ -16,6 +16,7 @@ from rulec.compiler.ir import Program, Result
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnavailable, BackendUnsupported, InternalError
+from rulec.extras import command
 from rulec.kernel.multi_tensor.slots import of_all
 
 from .array_print import Dialect, StageFunction, print_file
@@ -28,19 +29,18 @@ Done = tuple[dict[str, Any], dict[str, Any]]
 class PureBackend(ABC):
     """A backend of functions that return new arrays.
 
-    `remedy` tells how to install the library, `float64` how to allow it 64 bits. `cached` makes a kernel of a program,
-    layout and source, or gives the one that it made before: a second build then traces nothing again.
+    `float64` tells how to allow the library 64 bits. `cached` makes a kernel of a program, layout and source, or gives
+    the one that it made before: a second build then traces nothing again.
     """
 
     name: str
     kernel: type[PureKernel]
     cached: Callable[[Program, Layout, str], PureKernel]
-    remedy: str
     float64: str
 
     def unavailable_reason(self) -> str | None:
         """None with the library on this machine; else the remedy, in one line."""
-        return None if importlib.util.find_spec(self.name) else f"{self.name} is not installed: {self.remedy}"
+        return None if importlib.util.find_spec(self.name) else f"{self.name} is not installed: {command(self.name)}"
 
     @abstractmethod
     def has_float64(self) -> bool:

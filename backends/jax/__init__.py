@@ -82,7 +82,6 @@ class JaxBackend(PureBackend):
     name = "jax"
     kernel = JaxKernel
     cached = staticmethod(_kernel)
-    remedy = "pip install jax"
     float64 = "64-bit JAX: jax.config.update('jax_enable_x64', True) before the arrays are made"
 
     def has_float64(self) -> bool:

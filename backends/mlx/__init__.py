@@ -43,7 +43,6 @@ class MlxBackend(PureBackend):
     name = "mlx"
     kernel = MlxKernel
     cached = staticmethod(functools.lru_cache(maxsize=1024)(MlxKernel))
-    remedy = "pip install 'mlx[cpu]' (Mac: mlx)"
     float64 = "MLX's CPU: call mlx.core.set_default_device(mlx.core.cpu)"
 
     def has_float64(self) -> bool:

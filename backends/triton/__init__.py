@@ -18,6 +18,7 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.errors import BackendUnsupported, TensorError
+from rulec.extras import command
 from rulec.kernel.quantized import is_flat
 
 from ..common.noise import fill
@@ -49,7 +50,7 @@ class TritonBackend:
         """None with a usable GPU or the interpreter; else the missing part, in words."""
         for package in ("triton", "torch"):
             if importlib.util.find_spec(package) is None:
-                return f"{package} is not installed: pip install {package}"
+                return f"{package} is not installed: {command('triton', 'torch')}"
         if interpreted():
             return None
         import torch

@@ -7,6 +7,8 @@ import importlib.util
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rulec.extras import sentence
+
 #: Cycles of the device's clock in a second, for waits whose length matters little.
 _CYCLES = 2.0e9
 
@@ -135,7 +137,7 @@ def missing() -> str | None:
     """A sentence about a missing package or GPU; None where a measurement can run."""
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
-            return f"rulec bench gpu needs {package}, which is not installed: pip install {package}"
+            return sentence("rulec bench gpu", "torch", "triton", package=package)
     import torch
 
     if torch.cuda.is_available():

@@ -10,6 +10,7 @@ from benchmarks.jax import first as jax_first
 from benchmarks.jax.steps import Step, called, ours, theirs, tree
 from benchmarks.kernels import threads
 from benchmarks.result import Result, Row
+from rulec.extras import sentence
 from rulec.language.library.load import interop_entries
 from rulec.tools.compare.measure import interleaved
 
@@ -31,7 +32,7 @@ def missing() -> str | None:
     """A sentence about a missing package that this measurement needs; None where all are installed."""
     for package in ("jax", "optax"):
         if importlib.util.find_spec(package) is None:
-            return f"rulec bench jax needs {package}, which is not installed: pip install {package}"
+            return sentence("rulec bench jax", "jax", package=package)
     return None
 
 

@@ -54,7 +54,7 @@ def _rule(out: Path, epochs: int, json: bool) -> None:
     from rulec.tools.demo import digits
     from rulec.tools.demo.training import TEXT, WIDTHS, Descent, compare_update, plot, train
 
-    data = digits.load()
+    data = digits.load("rulec demo", "demo")
     path = out / "wary_adam.yaml"
     write_text(path, TEXT)
     rule, source, seconds = _compile(path)
@@ -95,7 +95,7 @@ def _es(out: Path, epochs: int, json: bool) -> None:
     from rulec.tools.demo import digits, es
     from rulec.tools.demo.training import plot
 
-    data, kind = digits.load(), es.framework()
+    data, kind = digits.load("rulec demo", "demo"), es.framework()
     if not json:
         _introduce(kind)
     ways = {

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rulec.cli.console import json_text, write_text
-from rulec.errors import RulecError
+from rulec.extras import needing
 
 
 def schema(
@@ -29,8 +29,6 @@ def lsp() -> None:
 
     The editor starts this command, and speaks the language server protocol with it on stdin and stdout.
     """
-    try:
+    with needing("rulec lsp", "lsp"):
         from rulec.tools.language_server.server import make_server
-    except ImportError:
-        raise RulecError("rulec lsp needs pygls: pip install 'rulec[lsp]'") from None
     make_server().start_io()

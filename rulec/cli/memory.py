@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from rulec.cli.arguments import (
 )
 from rulec.cli.console import print_json, print_table, progress
 from rulec.errors import RulecError
+from rulec.extras import needing
 
 if TYPE_CHECKING:
     from rulec.memory.live import Account
@@ -98,8 +98,8 @@ def memory(
     Takes the step on fake tensors, with PyTorch: nothing is computed, and no memory is needed. Nothing is known of what
     a device's own library keeps beside tensors.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise RulecError("rulec memory needs PyTorch, whose fake tensors it counts: pip install torch")
+    with needing("rulec memory", "torch"):
+        import torch  # noqa: F401
     from rulec.compiler.weights import DTYPES
     from rulec.torch.memory_profile.meter import Training
 

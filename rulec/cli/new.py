@@ -208,8 +208,10 @@ _README = """\
 
 The optimizer rule {title}, for rulec.
 
+From a checkout, in an environment that has rulec:
+
 ```sh
-pip install {package}
+pip install .
 rulec check {key}
 ```
 
@@ -225,6 +227,8 @@ The rule is in [{module}/{key}.yaml]({module}/{key}.yaml). To test it: `pip inst
 _WORKFLOW = """\
 name: tests
 on: [push, pull_request]
+env:
+  RULEC: rulec  # or its address, such as a git+https://... or a wheel's, where no index has it
 jobs:
   tests:
     runs-on: ubuntu-latest
@@ -232,7 +236,7 @@ jobs:
       - uses: actions/checkout@v4
       - uses: actions/setup-python@v5
         with: {{python-version: "3.12"}}
-      - run: pip install '.[test]'
+      - run: pip install "$RULEC" '.[test]'
       - run: pytest
       - run: rulec check {key}
 """

@@ -13,6 +13,7 @@ import typer
 
 from rulec.cli.arguments import RULE_HELP, AllowUrlFlag, find_rule, rule_words
 from rulec.errors import RulecError
+from rulec.extras import needing
 
 if TYPE_CHECKING:
     from rulec.tools.playground.server import Opening
@@ -36,15 +37,13 @@ def play(
 
     The page is served to this machine alone, until Ctrl-C. Nothing is written to the rule's file.
     """
-    try:
-        import threading
-        import webbrowser
+    import threading
+    import webbrowser
 
+    with needing("rulec play", "play"):
         import uvicorn
 
         from rulec.tools.playground.server import make_app
-    except ImportError:
-        raise RulecError("rulec play needs Starlette and uvicorn: pip install 'rulec[play]'") from None
     opening, listening, key = opening_of(rule, allow_url), listen(port), secrets.token_urlsafe(12)
     port = listening.getsockname()[1]
     address = f"http://127.0.0.1:{port}/#{key}"  # what stands behind # stays in the browser

@@ -7,6 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from rulec.extras import needing
+
+with needing("rulec.jax", "jax"):
+    import jax  # noqa: F401
+    import optax  # noqa: F401
+
 from rulec.jax import contrib
 from rulec.jax.checkpoint import load, load_params, save
 from rulec.jax.covariance import covariance

@@ -8,7 +8,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from mlx import optimizers
+from rulec.extras import needing
+
+with needing("rulec.mlx", "mlx"):
+    from mlx import optimizers
 
 from rulec.language.library.load import installed_titles, no_title
 from rulec.mlx.checkpoint import load, load_params, save

@@ -5,6 +5,11 @@ They are made when first asked for; `tests.torch.stubs` generates `__init__.pyi`
 
 from __future__ import annotations
 
+from rulec.extras import needing
+
+with needing("rulec.torch", "torch"):
+    import torch  # noqa: F401
+
 from rulec.language.library.load import installed_titles, no_title
 from rulec.torch.checkpoint import load, save
 from rulec.torch.classes import class_named, class_names, optimizer

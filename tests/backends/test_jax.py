@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import rulec
+from rulec import extras
 from rulec.backend.protocol import Rows
 from rulec.compiler.layout import layout_for
 from rulec.compiler.pipeline import compile
@@ -196,4 +197,4 @@ def test_the_compute_dtype_is_the_layouts_in_64_bit_jax_too() -> None:
 
 def test_without_jax_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert JaxBackend().unavailable_reason() == "jax is not installed: pip install jax"
+    assert JaxBackend().unavailable_reason() == f"jax is not installed: {extras.command('jax')}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rulec
+from rulec import extras
 from rulec.compiler.layout import kernel_for, layout_for
 from rulec.compiler.pipeline import compile
 from rulec.errors import BackendUnsupported, TensorError
@@ -335,7 +336,7 @@ def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert TritonBackend().unavailable_reason() is None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert TritonBackend().unavailable_reason() == "triton is not installed: pip install triton"
+    assert TritonBackend().unavailable_reason() == f"triton is not installed: {extras.command('triton', 'torch')}"
 
 
 def test_a_driver_that_triton_does_not_find_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_without_a_gpu_the_command_says_so_and_fails(monkeypatch: pytest.MonkeyP
 
 def test_without_torch_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_device.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RulecError, match="needs torch, which is not installed: pip install torch"):
+    with pytest.raises(RulecError, match=r"needs torch, which is not installed: pip install .*\[torch,triton\]"):
         gpu.measure(True, ())
 
 

@@ -18,6 +18,7 @@ from benchmarks.jax import first as jax_first
 from benchmarks.jax import measure as bench_jax
 from benchmarks.jax import steps as jax_steps
 from benchmarks.result import Row
+from rulec import extras
 from rulec.errors import RulecError
 from rulec.tools.compare.measure import Times
 from tests.benchmarks.gpu_fakes import HostDevice
@@ -107,7 +108,7 @@ def test_without_jax_it_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optax" else find(name))
     assert "jax" not in suite.usual()
-    assert bench_jax.missing() == "rulec bench jax needs optax, which is not installed: pip install optax"
+    assert bench_jax.missing() == f"rulec bench jax needs optax, which is not installed: {extras.command('jax')}"
     assert gpu_jax.parts(()) == []
     assert gpu_jax.missing(()) == ["jax and optax, to step in, are not installed"]
     assert gpu_jax.missing(("muon",)) == []

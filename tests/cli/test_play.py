@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rulec import extras
 from rulec.cli.play import listen, opening_of
 from tests.cli.running import error
 
@@ -49,4 +50,4 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
 def test_without_starlette_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "rulec.tools.playground.server", raising=False)
     monkeypatch.setitem(sys.modules, "starlette.applications", None)
-    assert error("play") == "error: rulec play needs Starlette and uvicorn: pip install 'rulec[play]'\n"
+    assert error("play") == f"error: rulec play needs starlette, which is not installed: {extras.command('play')}\n"

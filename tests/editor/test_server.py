@@ -9,6 +9,7 @@ from pathlib import Path
 from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
+from rulec import extras
 from tests.cli.running import process
 
 TEXT = "name: Mine\nsummary: '🙂'\nhyper: {lr: 1e-3, bèta: 0.9}\nstep: |\n  direction = sqr(g)  # 🙂\n"
@@ -61,4 +62,4 @@ def test_without_pygls_the_remedy_is_said() -> None:
     program = "import sys; sys.modules['pygls'] = None; sys.argv = ['rulec', 'lsp']; import rulec.cli; rulec.cli.main()"
     done = process(program=program)
     assert done.returncode == 2
-    assert "rulec lsp needs pygls: pip install 'rulec[lsp]'" in done.stderr
+    assert done.stderr == f"error: rulec lsp needs pygls, which is not installed: {extras.command('lsp')}\n"

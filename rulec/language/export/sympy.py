@@ -13,7 +13,8 @@ from fractions import Fraction
 from numbers import Real
 from typing import Any
 
-from rulec.errors import RulecError, RuleError
+from rulec.errors import RuleError
+from rulec.extras import needing
 from rulec.language.expr.functions import FUNCTIONS, INTERPOLATIONS, KINDS, MAX_DRAWS, SIDES
 from rulec.language.expr.names import BASE_NAMES, short
 from rulec.language.expr.newton_schulz import SCHEDULES
@@ -34,11 +35,9 @@ _LONG = 100
 
 
 def sympy_module() -> Any:
-    """The module sympy; RulecError where it is not installed."""
-    try:
+    """The module sympy; MissingExtra where it is not installed."""
+    with needing("an expression of sympy", "sympy"):
         import sympy
-    except ImportError:
-        raise RulecError("expressions of sympy need the package sympy: pip install 'rulec[sympy]'") from None
     return sympy
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.errors import RulecError
+from rulec.extras import needing
 
 Array = np.ndarray[Any, Any]
 
@@ -38,12 +38,10 @@ class Digits:
             yield self.images[chosen], self.labels[chosen]
 
 
-def load() -> Digits:
-    """The digits, shuffled once; RulecError where scikit-learn is not installed."""
-    try:
+def load(user: str = "the data of handwritten digits", extra: str = "demo") -> Digits:
+    """The digits, shuffled once; MissingExtra, for a user with this extra, where scikit-learn is not installed."""
+    with needing(user, extra):
         from sklearn.datasets import load_digits
-    except ImportError:
-        raise RulecError("the handwritten digits are of scikit-learn: pip install scikit-learn") from None
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(images))
     images, labels = (images[order] / 16).astype(np.float32), labels[order]

@@ -15,6 +15,7 @@ import numpy as np
 
 from rulec.array import Optimizer
 from rulec.errors import RulecError
+from rulec.extras import needing
 from rulec.language.rule import Rule
 from rulec.runtime.engine import default_hyper
 from rulec.tools.compare.measure import interleaved
@@ -111,10 +112,8 @@ def plot(curves: Sequence[Curve], path: Path, widths: Sequence[int]) -> None:
 
     RulecError where matplotlib is not installed or the file cannot be written.
     """
-    try:
+    with needing("the demonstration", "demo"):
         from matplotlib.figure import Figure
-    except ImportError:
-        raise RulecError("the demonstration needs matplotlib: pip install 'rulec[demo]'") from None
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for curve, colour in zip(curves, ("tab:red", "tab:blue"), strict=True):

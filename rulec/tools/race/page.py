@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rulec.errors import RulecError
+from rulec.extras import needing
 from rulec.tools.race.outcome import Outcome
 
 _STYLE = """
@@ -33,15 +33,13 @@ _CONFIG = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
 
 
 def check() -> None:
-    """RulecError where plotly is not installed."""
-    try:
+    """MissingExtra where plotly is not installed."""
+    with needing("the page of a race", "race"):
         import plotly  # noqa: F401
-    except ImportError:
-        raise RulecError("the page of a race needs plotly: pip install 'rulec[race]'") from None
 
 
 def page(task: str, outcomes: Sequence[Outcome]) -> str:
-    """The page, with plotly's script in it; RulecError where plotly is not installed."""
+    """The page, with plotly's script in it; MissingExtra where plotly is not installed."""
     check()
     names = dict.fromkeys(name for outcome in outcomes for name in outcome.statistics)
     plots = [_curves(outcomes), _rates(outcomes), *(_statistic(outcomes, name) for name in names)]

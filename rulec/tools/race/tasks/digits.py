@@ -25,7 +25,7 @@ class HandwrittenDigits:
     name, steps = "digits", 300
 
     def __init__(self, widths: Sequence[int] = WIDTHS) -> None:
-        self._data, self._widths = digits.load(), widths
+        self._data, self._widths = digits.load("the task digits", "race"), widths
         self._layers = [f"layer{i}" for i in range(1, len(widths))]
         self.tags = {f"{self._layers[-1]}/weight": frozenset({"head"})}
         self._order = functools.lru_cache(maxsize=64)(self._permutation)
