@@ -145,7 +145,8 @@ def quantile(of: Functions, x: Any, q: Any, per: str = "tensor", interpolation: 
     """
     lines = lines_of(of, x, per)
     if not lines.shape[-1]:
-        result = of.xp.sum(lines, axis=-1, keepdims=True) + math.nan
+        # MLX reads memory that is not its own where it reduces one axis without elements; a sum of all is right.
+        result = of.xp.broadcast_to(of.xp.sum(lines) + math.nan, (*lines.shape[:-1], 1))
     else:
         low, high, weight, inside = places(of, q, lines.shape[-1], interpolation)
         below, above = of.ranked(lines, low, high)
