@@ -24,6 +24,7 @@ from rulec.errors import TensorError
 from rulec.formats import decode, of_key, parse
 from rulec.formats.tables import table
 from rulec.torch.eager import EagerUpdate
+from rulec.torch.step.checks import watch_of
 from tests.torch.eager.processes import check_in_processes
 
 BRAIN = torch.bfloat16
@@ -426,6 +427,36 @@ def four() -> Iterator[Any]:
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     yield init_device_mesh("cpu", (2, 2))
     dist.destroy_process_group()
+
+
+def test_shards_that_stand_still_are_warned_of(four: Any) -> None:
+    """The look chooses the largest local shard; a shard without elements is passed over."""
+    here = {"none": torch.zeros(0, 64), "many": torch.ones(4, 64), "few": torch.ones(4, 8)}
+    shards = {name: DTensor.from_local(x.to(BRAIN), four, [Shard(0), Replicate()]) for name, x in here.items()}
+    params = [nn.Parameter(shard) for shard in shards.values()]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    watch = watch_of("AdamW", [{"params": params}], [*shards])
+    assert watch is not None
+    for _ in range(9):
+        watch.watched(lambda: None)
+    with pytest.warns(RuntimeWarning, match=r"AdamW left 100% of the elements of many .* in step 10:"):
+        watch.watched(lambda: None)
+    assert watch.done
+
+
+def still(rank: int) -> None:
+    """Every process warns of its shards, once, in the tenth step."""
+    model = fsdp(Model(BRAIN))
+    optimizer = rulec.torch.AdamW(model.named_parameters(), lr=1e-6)
+    with pytest.warns(RuntimeWarning, match=r"left \d+% of the elements of few with a gradient .* in step 10:") as told:
+        train(model, optimizer, range(12))
+    assert len(told) == 1
+
+
+@pytest.mark.slow
+def test_processes_warn_of_shards_that_stand_still() -> None:
+    check_in_processes(still)
 
 
 def test_parts_without_equal_rows_are_refused(four: Any) -> None:

@@ -17,7 +17,15 @@ from rulec.errors import TensorError
 from rulec.formats import UNBIASED
 from rulec.torch.groups.options import Options
 from rulec.torch.groups.routes import Route
-from rulec.torch.tensors.dtensor import flat_start, is_flat, is_split, place_of
+from rulec.torch.tensors.dtensor import (
+    flat_start,
+    is_dtensor,
+    is_flat,
+    is_split,
+    local_tensor,
+    place_of,
+    placement_of,
+)
 from rulec.torch.tensors.fake import is_fake
 from rulec.torch.tensors.memory import holds_all
 from rulec.torch.tensors.tensors import is_dense, real_view
@@ -69,6 +77,7 @@ class LostUpdates:
     """Looks at a few steps of plain bfloat16 parameters; afterwards `done`.
 
     A look compares the first elements of the largest parameter before and after the step. It waits for the device.
+    Each rank looks at its shards of DTensors by itself, and sends nothing.
     """
 
     def __init__(self, title: str, names: Sequence[str], params: Sequence[Tensor]) -> None:
@@ -87,11 +96,11 @@ class LostUpdates:
         self.done = self.done or self._count >= _STEPS[-1]
 
     def _chosen(self) -> int | None:
-        """The index of the largest parameter that can be looked at; None where there is none."""
+        """The index of the parameter with the most elements on this rank; None if no parameter can be looked at."""
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return None
         having = [i for i, p in enumerate(self._params) if p.dtype is torch.bfloat16 and _is_seen(p)]
-        return max(having, key=lambda i: self._params[i].numel(), default=None)
+        return max(having, key=lambda i: local_tensor(self._params[i]).numel(), default=None)
 
     def _look(self, step: Callable[[], None], place: int) -> None:
         param = self._params[place]
@@ -110,14 +119,19 @@ class LostUpdates:
 
 
 def _is_seen(param: Tensor) -> bool:
+    """Whether this rank has elements of a parameter, and its gradient has the same elements in the same order."""
     grad = param.grad
-    whole = grad is not None and not is_split(param) and not is_fake(param) and grad.layout is torch.strided
-    held = whole and holds_all(param) and holds_all(grad)  # type: ignore[arg-type]
-    return bool(held and param.numel() and is_dense(param) and grad.stride() == param.stride())  # type: ignore[union-attr]
+    if grad is None or is_fake(param) or grad.layout is not torch.strided:
+        return False
+    if is_dtensor(param) and placement_of(grad) != placement_of(param):  # the step refuses it
+        return False
+    here, slope = local_tensor(param), local_tensor(grad)
+    complete = holds_all(here) and holds_all(slope)
+    return bool(complete and here.numel() and is_dense(here) and slope.stride() == here.stride())
 
 
 def _sample(tensor: Any) -> Tensor:
-    """The first elements in memory."""
+    """The first local elements in memory."""
     flat = real_view(tensor)
     return flat.as_strided((min(flat.numel(), _ELEMENTS),), (1,))
 
