@@ -27,7 +27,7 @@ def _versions() -> str:
 
 
 def _of(library: str) -> str:
-    return table(["code", "what it does", "and not", "the rule here"], list(_rows(library)))
+    return table(["code", "what it does", "what it should do", "the rule here"], list(_rows(library)))
 
 
 def _rows(library: str) -> Iterator[list[str]]:

@@ -42,8 +42,8 @@ class CodeFault:
 _ADAM = {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3}
 _DECAYED = {**_ADAM, "weight_decay": 0.07}
 _EARLY = "adds eps to the root of the second moment before it corrects its bias"
-_LATE = "after it, as the paper has it"
-_WIDE = "its parameters' dtype"
+_LATE = "add it after the correction, as in the paper"
+_WIDE = "use the dtype of its parameters"
 
 
 def _asgd(params: Sequence[Array], hyper: Hyper, *, shipped: bool = False) -> Run:
@@ -94,30 +94,31 @@ _OPTAX = (
         optax_peer(
             "lars", "optax.lars", _lars, {"lr": 0.5, "momentum": 0.8, "trust_coefficient": 0.02, "weight_decay": 0.3},
         ),
-        "divides by the norm of the sum of gradient and decay", "by the sum of their norms, as the paper has it",
+        "divides by the norm of the sum of gradient and decay", "divide by the sum of their norms, as in the paper",
     ),
     Fault(
         optax_peer("adan", "optax.adan", _adan, {**_ADAM, "beta3": 0.9, "weight_decay": 0}),
         "gives differences of gradients the weight 1 - b2, which is 0.08 by default",
-        "b2, since it is one minus the paper's beta2, as the authors' code has it",
+        "give them the weight b2, which is one minus the paper's beta2, as in the authors' code",
     ),
     Fault(
         optax_peer(
             "rprop", "optax.rprop", _rprop,
             {"lr": 0.05, "eta_minus": 0.4, "eta_plus": 1.3, "step_min": 1e-3, "step_max": 0.09},
         ),
-        "moves by the step of the gradient before", "by that of this gradient, as the paper and torch have it",
+        "moves by the step of the gradient before", "move by the step of this gradient, as in the paper and in torch",
     ),
     Fault(
         optax_peer("yogi", "optax.yogi", lambda h: optax.yogi(h["lr"], h["beta1"], h["beta2"], h["eps"]), _ADAM),
-        "begins the mean of gradients, too, at the initial value of the second moment", "at zero, as the paper has it",
+        "begins the mean of gradients, too, at the initial value of the second moment",
+        "begin it at zero, as in the paper",
     ),
     Fault(
         optax_peer(
             "schedule_free_adamw", "optax.contrib.schedule_free_adamw", _warmed_up,
             {**_DECAYED, "warmup_steps": 7, "weight_lr_power": 1.5},
         ),
-        "begins a warmup with a step of no length", "with one of a share, as the authors' code does",
+        "begins a warm-up with a step of length zero", "begin with a share of the full step, as in the authors' code",
     ),
     Fault(
         optax_peer(
@@ -125,7 +126,7 @@ _OPTAX = (
             lambda h: optax.contrib.madgrad(h["lr"], momentum=h["momentum"], eps=h["eps"]),
             {"lr": 0.03, "momentum": 0.8, "eps": 1e-4},
         ),
-        "adds eps to the learning rate, as the authors' code does", "does not, as the paper has it",
+        "adds eps to the learning rate, as the authors' code does", "use the learning rate alone, as in the paper",
     ),
 )  # fmt: skip
 
@@ -136,7 +137,7 @@ _PYTORCH_OPTIMIZER = (
             {**_ADAM, "k": 6, "alpha": 0.5},
         ),
         "climbs the gradient while the variance is unknown, unless `degenerated_to_sgd` is set",
-        "descends, as the authors' code does",
+        "descend, as in the authors' code",
     ),
     Fault(
         torch_peer(
@@ -145,7 +146,7 @@ _PYTORCH_OPTIMIZER = (
             {"lr": 0.03, "beta": 0.8, "eps": 1e-3, "weight_decay": 0.07},
         ),
         "estimates from the momentum of this step, which it has overwritten",
-        "from the one before, as the authors' code does",
+        "estimate from the momentum of the step before, as in the authors' code",
     ),
     Fault(
         torch_peer(
@@ -155,40 +156,42 @@ _PYTORCH_OPTIMIZER = (
             },
             {"lr": 0.7, "beta1": 0.9, "beta2": 0.8, "beta3": 0.95, "eps": 1e-3, "d0": 0.01},
         ),
-        "sums the fourth power of what Adan squares", "the square, as the authors' code does",
+        "sums the fourth power where Adan sums the square", "sum the square, as in the authors' code",
     ),
     Fault(
         torch_peer(
             "adoptw", pytorch_optimizer.ADOPT, lambda h: {**adam_like(h), "weight_decouple": True}, _DECAYED,
         ),
-        "bounds the gradient by the count of this step", "by that of the step before, as the authors' code does",
+        "bounds the gradient by the count of this step",
+        "bound it by the count of the step before, as in the authors' code",
     ),
     Fault(
         torch_peer(
             "padam", pytorch_optimizer.PAdam, lambda h: {**adam_like(h), "partial": h["partial"]},
             {**_ADAM, "partial": 0.2},
         ),
-        "leaves out the maximum of second moments", "has it, as the paper and its authors' code do",
+        "leaves out the maximum of second moments", "take the maximum, as in the paper and the authors' code",
     ),
     Fault(
         replace(
             torch_peer("adgd", pytorch_optimizer.ASGD, same(), {"lr0": 0.01}), start=_asgd,
         ),
-        "compares norms of parameters and of gradients", "takes the norms of their changes, as the paper has it",
+        "compares norms of parameters and of gradients", "compare the norms of their changes, as in the paper",
     ),
     Fault(
         torch_peer(
             "swats", pytorch_optimizer.SWATS, adam_like, {**_ADAM, "eps": 0.3, "tolerance": 0.3},
         ),
         "switches all tensors when one of them settles, to the step of the last one",
-        "when all together settle, as the paper has it",
+        "switch when all tensors together settle, as in the paper",
     ),
     Fault(
         torch_peer(
             "yogi + decay", pytorch_optimizer.Yogi, lambda h: {**adam_like(h), "initial_accumulator": h["initial"]},
             {**_DECAYED, "initial": 0.01},
         ),
-        "begins the mean of gradients, too, at the initial value of the second moment", "at zero, as the paper has it",
+        "begins the mean of gradients, too, at the initial value of the second moment",
+        "begin it at zero, as in the paper",
     ),
     Fault(torch_peer("diffgrad + decay", pytorch_optimizer.DiffGrad, adam_like, _DECAYED), _EARLY, _LATE),
     Fault(
@@ -217,13 +220,13 @@ _PYTORCH_OPTIMIZER = (
             "mars_adamw", pytorch_optimizer.MARS,
             lambda h: {**adam_like(h), "gamma": h["gamma"], "optimize_1d": True}, {**_DECAYED, "gamma": 0.1},
         ),
-        _EARLY, "after it, as the authors' code does",
+        _EARLY, "add it after the correction, as in the authors' code",
     ),
     Fault(
         torch_peer(
             "l2 >> aida", pytorch_optimizer.Aida, lambda h: {**adam_like(h), "xi": h["xi"]}, {**_DECAYED, "xi": 1e-3},
         ),
-        _EARLY, "after it, as the authors' code does",
+        _EARLY, "add it after the correction, as in the authors' code",
     ),
     Fault(
         torch_peer(
@@ -234,7 +237,7 @@ _PYTORCH_OPTIMIZER = (
             },
             {**_DECAYED, "grokfast_alpha": 0.7, "grokfast_lamb": 1.5},
         ),
-        "holds its denominator at eps at least", "adds eps to it, as AdamW does",
+        "holds its denominator at eps at least", "add eps to it, as AdamW does",
     ),
     Fault(
         torch_peer(
@@ -244,18 +247,18 @@ _PYTORCH_OPTIMIZER = (
             },
             {"lr": 0.01, "beta1": 0.8, "beta2": 0.95, "weight_decay": 0.3},
         ),
-        "scales what is kept by numel/(kept + 1), as the paper has it", "by numel/kept, as its authors' code does",
+        "scales the kept elements by numel/(kept + 1), as in the paper", "scale by numel/kept, as in the authors' code",
     ),
     Fault(
         torch_peer("l2 >> madgrad", pytorch_optimizer.MADGRAD, same("lr", "momentum", "eps", "weight_decay"),
             {"lr": 0.03, "momentum": 0.8, "eps": 1e-6, "weight_decay": 0.05},
         ),
-        "adds eps to the learning rate, as the authors' code does", "does not, as the paper has it",
+        "adds eps to the learning rate, as the authors' code does", "use the learning rate alone, as in the paper",
     ),
     Fault(
         torch_peer("laprop + decay", pytorch_optimizer.LaProp, adam_like, {**_DECAYED, "eps": 1e-4}),
         "sums the momentum times the learning rate of each step, as the authors' code does",
-        "the momentum alone, as the paper has it",
+        "sum the momentum alone, as in the paper",
     ),
     Fault(
         torch_peer(
@@ -286,7 +289,7 @@ _PYTORCH_OPTIMIZER = (
             "adamp", pytorch_optimizer.AdamP, lambda h: {**adam_like(h), **same("delta", "wd_ratio")(h)},
             {**_DECAYED, "delta": 0.1, "wd_ratio": 0.1},
         ),
-        _EARLY, "after it, as the authors' code does",
+        _EARLY, "add it after the correction, as in the authors' code",
     ),
     Fault(
         torch_peer(
@@ -294,7 +297,7 @@ _PYTORCH_OPTIMIZER = (
             lambda h: {**adam_like(h), **same("r", "weight_lr_power", "warmup_steps")(h)},
             {**_DECAYED, "eps": 1e-6, "r": 0.5, "weight_lr_power": 1.5, "warmup_steps": 7},
         ),
-        "adds 1e-15 to the second moment", "adds nothing to it, as the authors' code does",
+        "adds 1e-15 to the second moment", "leave the second moment as it is, as in the authors' code",
     ),
 )  # fmt: skip
 
@@ -303,23 +306,23 @@ FAULTS: tuple[Fault, ...] = (*_TORCH, *_OPTAX, *_PYTORCH_OPTIMIZER)
 CODE_FAULTS = (
     CodeFault(
         "torch.optim.LBFGS",
-        "goes to no number, or fails, where `strong_wolfe` tries a step to a loss that is not finite",
-        "takes a shorter step", "rulec.torch.LBFGS", "tests/torch/test_lbfgs.py:test_torch_goes_through_a_wall",
+        "moves to NaN, or fails, if `strong_wolfe` tries a step to a loss that is not finite",
+        "try a shorter step", "rulec.torch.LBFGS", "tests/torch/test_lbfgs.py:test_torch_goes_through_a_wall",
     ),
     CodeFault(
         "optax.polyak_sgd", "divides by the norm of the gradient times `scaling`",
-        "by that of the gradient, as its documentation has it", "polyak_sgd",
+        "divide by the norm of the gradient itself, as in its documentation", "polyak_sgd",
         "tests/rules/test_inputs.py:test_optax_s_polyak_step_has_the_norm_of_the_scaled_gradient",
     ),
     CodeFault(
-        "optax.contrib.sophia", "steps with the diagonal of the step before, at first with none",
-        "with this step's, as the paper has it",
+        "optax.contrib.sophia", "uses the diagonal of the step before, and none in the first step",
+        "use the diagonal of this step, as in the paper",
         "sophia", "tests/rules/test_inputs.py:test_optax_s_sophia_steps_with_the_diagonal_of_the_step_before",
     ),
     CodeFault(
         "pytorch_optimizer.BSAM",
-        "leaves the weights where they climbed to, and multiplies the gradient by the weight decay",
-        "goes back, and adds the decayed weights, as the authors' code does", "bsam",
+        "leaves the weights at the point they climbed to, and multiplies the gradient by the weight decay",
+        "move the weights back, and add the decayed weights, as in the authors' code", "bsam",
         "tests/rules/test_passes.py:test_bsam_of_pytorch_optimizer_climbs",
     ),
 )  # fmt: skip

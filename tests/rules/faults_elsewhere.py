@@ -179,50 +179,52 @@ class AuthorsSRSGD(Printed):
 ELSEWHERE: tuple[Fault, ...] = (
     Fault(
         printed_peer("adoptw", "timm.Adopt", TimmAdopt, _ADAM),
-        "bounds by the power 0.333 of the count, and decays nothing in the first step",
-        "by the power 1/4, as the authors' code does",
+        "bounds by the power 0.333 of the count, and skips the decay in the first step",
+        "bound by the power 1/4, as in the authors' code",
     ),
     Fault(
         printed_peer(
             "sgdw", "torch_optimizer.SGDW", TorchOptimizerSGDW, {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.07}
         ),
-        "takes lr*weight_decay from every weight", "a share of each weight, as the paper has it",
+        "takes lr*weight_decay from every weight", "take a share of each weight, as in the paper",
     ),
     Fault(
         printed_peer(
             "pid", "torch_optimizer.PID", TorchOptimizerPID,
             {"lr": 0.01, "momentum": 0.8, "integral": 2, "derivative": 3},
         ),
-        "measures the second gradient's change from zero", "from the first gradient, as the authors' code does",
+        "measures the second gradient's change from zero",
+        "measure it from the first gradient, as in the authors' code",
     ),
     Fault(
         printed_peer(
             "transforms/lookahead(adam)", "torch_optimizer.Lookahead", TorchOptimizerLookahead,
             {"lr": 0.03, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "k": 4, "alpha": 0.4},
         ),
-        "goes back in the first of k steps, to the weights after the first step of all",
-        "in the last of k, to those at the start, as the paper has it",
+        "goes back in the first of k steps, to the weights after the very first step",
+        "go back in the last of k steps, to the weights at their start, as in the paper",
     ),
     Fault(
         printed_peer("adoptw", "levanter.adopt", LevanterAdopt, _ADAM),
-        "clips nothing, and corrects both means for their start", "clips, and corrects none, as the paper has it",
+        "does not clip, and corrects the bias of both means", "clip, and correct no mean, as in the paper",
     ),
     Fault(
         printed_peer("mars_adamw", "levanter.mars", LevanterMars, {**_ADAM, "gamma": 0.1}),
-        "clips the corrected gradient of the whole model alone", "that of each tensor, as the paper has it",
+        "clips only by the norm of the whole model's corrected gradient",
+        "clip the corrected gradient of each tensor, as in the paper",
     ),
     Fault(
         printed_peer(
             "scion", "levanter.scion", LevanterScion,
             {"lr": 0.02, "alpha": 0.3, "scale": 1, "ns_steps": 4, "eps": 1e-8},
         ),
-        "makes no step of a wide matrix shorter", "takes sqrt(rows/cols) of it, as the paper has it",
+        "leaves the step of a wide matrix at full length", "scale the step by sqrt(rows/cols), as in the paper",
     ),
     Fault(
         printed_peer(
             "namo", "levanter.namo", LevanterNamo, {**_MATRIX, "beta": 0.9, "eps": 1e-3, "scale": 0.3, "lr": 0.15}
         ),
-        "adds eps to the second moment", "to its root, as the authors' code does",
+        "adds eps to the second moment", "add eps to its root, as in the authors' code",
     ),
     Fault(
         printed_peer(
@@ -230,11 +232,11 @@ ELSEWHERE: tuple[Fault, ...] = (
             {**_MATRIX, "block_lr": 0.6, "blocks": 3, "period": 4},
         ),
         "scales steps by 0.2*sqrt(max(rows, cols)) of the matrix or the block, and decays less in steps of blocks",
-        "does neither, as the paper's Algorithm 1 has it",
+        "leave steps and decay as they are, as in the paper's Algorithm 1",
     ),
     Fault(
         printed_peer("srsgd", "SRSGD.SRSGD", AuthorsSRSGD, {"lr": 0.03, "restart": 7}),
-        "begins anew after `restarting_iter - 1` steps", "after as many as the paper's schedule says",
+        "restarts after `restarting_iter - 1` steps", "restart after the number of steps in the paper's schedule",
     ),
 )  # fmt: skip
 
