@@ -1,4 +1,4 @@
-"""The hook of MkDocs that adds the gallery to the site, and mends all pages."""
+"""The hook of MkDocs that adds the gallery and the reference of the API to the site, and mends all pages."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ KATEX = ROOT / "rulec" / "tools" / "display" / "katex"
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
-    """Adds a page for every rule, and the files that set formulas."""
+    """Adds a page for every rule and for every public module, and the files that set formulas."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     from mkdocs.structure.files import File
 
     from gallery.build import entries, names
     from gallery.cards import cards
+    from gallery.reference import pages
 
     listed = entries(names())
     for entry in listed:
         files.append(File.generated(config, f"gallery/{entry.slug}.md", content=entry.page))
+    for place, content in pages().items():
+        files.append(File.generated(config, place, content=content))
     for file in sorted(path for path in KATEX.rglob("*") if path.is_file()):
         target = f"katex/{file.relative_to(KATEX).as_posix()}"
         files.append(File.generated(config, target, abs_src_path=str(file)))

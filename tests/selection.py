@@ -28,7 +28,7 @@ LATER, WHOLE = "later", "whole"
 FIRST, EVERYDAY = 10, 100
 
 #: Of the slow functions of a file, `.ci/run` takes one in so many, and one at least; of each it runs so many cases.
-SLOW_FUNCTIONS, SLOW_CASES = 2, 1
+SLOW_FUNCTIONS, SLOW_CASES = 3, 1
 
 #: How many tests are left out, and all that were collected, in the stashes of pytest.
 LEFT, COLLECTED = pytest.StashKey[tuple[int, int]](), pytest.StashKey[list[pytest.Item]]()

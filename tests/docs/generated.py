@@ -16,6 +16,7 @@ from tests.docs import (
     training_table,
     watch_table,
 )
+from tests.docs.commands_table import command_options
 from tests.docs.defaults import differences
 from tests.docs.figures import benchmarks
 from tests.docs.language_tables import commands, functions, well_known_ranges
@@ -26,6 +27,7 @@ MAKERS: Mapping[str, Callable[[], str]] = {
     "functions": functions,
     "well-known-ranges": well_known_ranges,
     "commands": commands,
+    "command-options": command_options,
     "rules": rules,
     "rule-files": rule_files,
     "comparison": comparison,

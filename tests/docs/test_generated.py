@@ -66,7 +66,7 @@ def test_every_headline_was_measured() -> None:
 
 
 def test_every_key_of_a_rule_file_is_described() -> None:
-    text = (ROOT / "docs" / "write-a-rule.md").read_text()
+    text = (ROOT / "docs" / "language.md").read_text()
     section = text[text.index("## The whole rule file") :]
     lines = [line for line in section[: section.index("\n\n", section.index("| `name`"))].splitlines() if "| `" in line]
     described = [key for line in lines for key in re.findall(r"`(\w+)`", line.split(" | ")[0])]

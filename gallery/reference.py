@@ -1,0 +1,62 @@
+"""The manual's reference of the Python API: a page for each public module, from `__all__` and the docstrings.
+
+A page has the lines by which mkdocstrings shows an object. Classes and functions that stand for rules of the library are
+left out: they are alike, and the gallery has a page for each rule.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Page -> the module and the text below its title.
+MODULES = {
+    "rulec": ("rulec", "Rules: how they are read, written in Python, composed, and compiled."),
+    "torch": (
+        "rulec.torch",
+        "Optimizers for PyTorch. There is a class for each rule beside what stands here: "
+        "[use it in PyTorch](../torch.md) lists them with their keywords.",
+    ),
+    "jax": (
+        "rulec.jax",
+        "Transformations of optax, and steps. There is a function under each name of optax beside what stands here: "
+        "[coming from optax](../optax.md) lists them.",
+    ),
+    "array": ("rulec.array", "Optimizers that update arrays in place: [use it on arrays](../arrays.md)."),
+    "mlx": (
+        "rulec.mlx",
+        "Optimizers for MLX. There is a class for each rule beside what stands here: [use it in MLX](../mlx.md).",
+    ),
+    "keras": ("rulec.keras", "Any rule for `model.compile`: [use it in Keras](../keras.md)."),
+    "testing": (
+        "rulec.testing",
+        "The conformance suite, by which a backend proves itself: [write a backend](../write-a-backend.md).",
+    ),
+}
+
+
+def pages() -> dict[str, str]:
+    """Path of a page below docs/ -> its Markdown."""
+    return {f"api/{name}.md": page(module, text) for name, (module, text) in MODULES.items()}
+
+
+def page(module: str, text: str) -> str:
+    """The page of a module."""
+    shown = "\n\n".join(f"::: {module}.{name}" for name in public_names(module))
+    return f"# {module}\n\n{text}\n\n{shown}\n"
+
+
+def public_names(module: str) -> Sequence[str]:
+    """The names in `__all__` of a module that its file imports from other modules, in the order of the alphabet."""
+    tree = ast.parse((ROOT / Path(*module.split(".")) / "__init__.py").read_text(encoding="utf-8"))
+    public: set[str] = set()
+    imported: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            public |= {each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant)}
+        elif isinstance(node, ast.ImportFrom) and node.module != module:
+            imported |= {alias.asname or alias.name for alias in node.names}
+    return sorted(public & imported)
