@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections import namedtuple
 from collections.abc import Callable
@@ -71,14 +70,17 @@ def test_a_step_is_an_update_and_its_addition(rule: str) -> None:
 def test_hyper_parameters_that_states_begin_with_are_for_init_too() -> None:
     """The page names all of the library; a state begins with what init is given, and with the default otherwise."""
     page = (Path(__file__).parents[2] / "docs" / "jax.md").read_text(encoding="utf-8")
-    said = page.partition("In the library these\n")[2].partition(":")[0]
+    table = page.partition("| hyper-parameter | rules with a state that begins with it |\n")[2].partition("\n\n")[0]
+    said = {
+        row[1].strip(" `"): {*row[2].strip().split(", ")} for line in table.splitlines()[1:] if (row := line.split("|"))
+    }
     found: dict[str, set[str]] = {}
     for file in [file for file in rules() if not file.startswith("transforms/")]:
         rule = rulec.load(file)
         for name in names_in([state.init for state in rule.state.values() if isinstance(state.init, Node)]):
             if name in rule.hyper:
                 found.setdefault(name, set()).add(rule.name)
-    assert {name: {*re.findall(r"[A-Z]\w+", part)} for name, part in _named(said)} == found
+    assert said == found
     for rule, name, field, default in (
         ("prodigy", "d0", "d", 1e-6),
         ("yogi", "initial", "v", 1e-6),
@@ -86,12 +88,6 @@ def test_hyper_parameters_that_states_begin_with_are_for_init_too() -> None:
     ):
         given, plain = rulec.jax.init(rule, jnp.ones(()), **{name: 0.25}), rulec.jax.init(rule, jnp.ones(()))
         assert (float(getattr(given, field)), float(getattr(plain, field))) == (0.25, pytest.approx(default))
-
-
-def _named(text: str) -> list[tuple[str, str]]:
-    """Each word in backticks with what comes after it."""
-    parts = text.split("`")
-    return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def test_the_memory_of_the_old_is_used_again() -> None:
