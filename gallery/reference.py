@@ -1,7 +1,7 @@
 """The manual's reference of the Python API: a page for each public module, from `__all__` and the docstrings.
 
-A page has the lines by which mkdocstrings shows an object. Classes and functions that stand for rules of the library are
-left out: they are alike, and the gallery has a page for each rule.
+A page has the lines by which mkdocstrings shows an object. Classes and functions that stand for rules of the library
+are left out: they are alike, and the gallery has a page for each rule.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def public_names(module: str) -> Sequence[str]:
     imported: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            public |= {each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant)}
+            public |= {str(each.value) for each in ast.walk(node.value) if isinstance(each, ast.Constant)}
         elif isinstance(node, ast.ImportFrom) and node.module != module:
             imported |= {alias.asname or alias.name for alias in node.names}
     return sorted(public & imported)

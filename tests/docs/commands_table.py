@@ -15,8 +15,7 @@ from tests.docs.table import table
 def command_options() -> str:
     """A section for each command, in the order of `rulec --help`."""
     whole: Any = typer.main.get_command(app)
-    context = typer.Context(whole, info_name="rulec")
-    return "\n".join(line for path, command in _commands(whole, ("rulec",)) for line in _section(path, command, context))
+    return "\n".join(line for path, command in _commands(whole, ("rulec",)) for line in _section(path, command))
 
 
 def _commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -28,7 +27,7 @@ def _commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
             yield (*path, name), command
 
 
-def _section(path: tuple[str, ...], command: Any, context: Any) -> Iterator[str]:
+def _section(path: tuple[str, ...], command: Any) -> Iterator[str]:
     yield from (f"## {' '.join(path)}", "")
     context = typer.Context(command, info_name=" ".join(path))
     usage = " ".join([*path, *command.collect_usage_pieces(context)])
