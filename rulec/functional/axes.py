@@ -96,7 +96,19 @@ class Orientation:
             return arrays[0]
         return xp.reshape(xp.stack([*arrays]), (*self.batch, *arrays[0].shape))
 
-    def index(self, number: int) -> str:
+    def apart(self, array: Any, xp: Any) -> list[Any]:
+        """The tensors of an array."""
+        return self.of_each(self.stacked(array, xp), xp)
+
+    def joined(self, tensors: Sequence[Any], xp: Any) -> Any:
+        """The inverse of `apart`."""
+        return self.unstacked(self.of_all(tensors, xp), xp)
+
+    def names(self, path: str) -> list[str]:
+        """The name of each tensor of the array at a path: the path, with its index where the array is a batch."""
+        return [f"{path}/{self._index(i)}" for i in range(self.count)] if self.batch else [path]
+
+    def _index(self, number: int) -> str:
         """The index in the batch of one of the tensors, as a path."""
         words = []
         for extent in reversed(self.batch):

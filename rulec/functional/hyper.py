@@ -124,26 +124,47 @@ _DENSE, _SPARSE, _LAST = 1 << 16, 1 << 12, 2**31 - 2
 Counts = np.ndarray[Any, np.dtype[np.int32]]
 
 
-def peak_of(values_at: Callable[[Counts], Any]) -> float | None:
+def peak_of(values_at: Callable[[Counts], Any], value_at: Callable[[int], Any] | None = None) -> float | None:
     """The largest value of a schedule; None where it has none above 0, or cannot be asked.
 
-    `values_at` gives its values at many counts of steps. A schedule that grows without end counts as its first value.
+    `values_at` gives its values at many counts of steps. A schedule that cannot do that is asked by `value_at` for one
+    count at a time. A schedule that grows without end counts as its first value.
     """
+    ways: list[tuple[Callable[[Any], float], Any]] = [(_peak_of_many, values_at), (_peak_of_few, value_at)]
+    for peak_by, ask in ways[: 1 if value_at is None else 2]:
+        try:
+            peak = peak_by(ask)
+        except Exception:  # noqa: BLE001 - a function of a user, that may want one count at a time
+            continue
+        return peak if 0 < peak < np.inf else None
+    return None
+
+
+def _peak_of_many(values_at: Callable[[Counts], Any]) -> float:
     later = np.geomspace(_DENSE, _LAST, _SPARSE)
     counts = np.concatenate([np.arange(_DENSE), np.unique(later.astype(np.int64))]).astype(np.int32)
-    try:
-        values = _finite(values_at(counts), len(counts))
-        place = int(np.argmax(values))
-        if place + 1 >= np.count_nonzero(np.isfinite(values)):
-            peak = float(values[0])
-        elif place < _DENSE - 1:
-            peak = float(values[place])
-        else:
-            between = np.linspace(counts[place - 1], counts[place + 1], _DENSE).astype(np.int32)
-            peak = float(np.max(_finite(values_at(between), len(between))))
-    except Exception:  # noqa: BLE001 - a function of a user, that may want one count at a time
-        return None
-    return peak if 0 < peak < np.inf else None
+    values = _finite(values_at(counts), len(counts))
+    place = int(np.argmax(values))
+    if place + 1 >= np.count_nonzero(np.isfinite(values)):
+        return float(values[0])
+    if place < _DENSE - 1:
+        return float(values[place])
+    between = np.linspace(counts[place - 1], counts[place + 1], _DENSE).astype(np.int32)
+    return float(np.max(_finite(values_at(between), len(between))))
+
+
+def _peak_of_few(value_at: Callable[[int], Any]) -> float:
+    """The largest value among some counts, which are chosen ever more closely around the largest so far."""
+    counts = np.unique(np.concatenate([[0], np.geomspace(1, _LAST, 60)]).astype(np.int64))
+    while True:
+        values = [float(value_at(int(count))) for count in counts]
+        best = int(np.argmax(values))
+        if counts[best] == _LAST:
+            return float(value_at(0))
+        if counts[-1] - counts[0] < len(counts):
+            return values[best]
+        around = counts[max(best - 1, 0)], counts[min(best + 1, len(counts) - 1)]
+        counts = np.unique(np.linspace(*around, 17).astype(np.int64))
 
 
 def _finite(values: Any, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -130,7 +130,7 @@ def _seen(tree: Tree, orientations: Sequence[Orientation | None], in_memory: boo
     places: dict[int, range] = {}
     for place, (name, array, one) in enumerate(zip(tree.names, tree.arrays, orientations, strict=True)):
         places[place] = range(len(names), len(names) + _count(one))
-        names += [name] if one is None or not one.batch else [f"{name}/{one.index(i)}" for i in range(one.count)]
+        names += [name] if one is None else one.names(name)
         if place in tree.paired and one is not None:
             arrays += map(paired, _apart(one, unpaired(array), name, in_memory))
         else:
@@ -171,7 +171,7 @@ def _tensors(one: Orientation, array: Any, in_memory: bool) -> list[Any]:
     """The tensors of a leaf, from an array of its shape."""
 
     def parts(array: Any) -> list[Any]:
-        each = one.of_each(one.stacked(array, jnp), jnp)
+        each = one.apart(array, jnp)
         return jax.lax.optimization_barrier(each) if in_memory else each  # type: ignore[no-untyped-call]
 
     tensors: list[Any] = automatic(parts, (array,), [_seen_spec(one, array)] * one.count)
@@ -210,7 +210,7 @@ def _laid_out(one: Orientation, values: Sequence[Any], leaf: Any) -> Any:
     """An array of the shape of each tensor in the layout of the leaf, and sharded as it is."""
 
     def joined(values: Any, leaf: Any) -> Any:
-        array = one.unstacked(one.of_all(values, jnp), jnp)
+        array = one.joined(values, jnp)
         if not one.batch or jnp.shape(leaf) != array.shape:
             return array
         # XLA gives both arms of an elementwise select one sharding. That of the leaf was lost to slices of the batch.

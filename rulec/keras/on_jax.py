@@ -11,14 +11,16 @@ import jax.numpy as jnp
 
 from rulec.errors import TensorError
 from rulec.functional.hyper import resolved
+from rulec.functional.keyed import by_key, of_keys
 from rulec.functional.plan import Options, Route, StepPlan
 from rulec.functional.values import Values, leaves_of
 from rulec.jax.compiled import call
 from rulec.jax.first import first_values
 from rulec.jax.library import LIBRARY
 from rulec.jax.step import one_step
-from rulec.keras.trained import COUNT, COUNTS, Key, Trained, ordered
+from rulec.keras.trained import Trained
 from rulec.language.rule import Rule
+from rulec.runtime.keyed import COUNT, COUNTS, Key, in_order
 
 
 class JaxSteps:
@@ -54,8 +56,9 @@ class JaxSteps:
     def _first(self, params: Sequence[Any], rate: Any) -> dict[Key, Any]:
         arrays = self._seen(params)
         plan = self._plan(arrays, arrays)
-        self._keys = self._keys_of(plan)
-        return self._packed(plan, first_values(plan, arrays, self._hyper(plan, rate), "float32"))
+        states = self._packed(plan, first_values(plan, arrays, self._hyper(plan, rate), "float32"))
+        self._keys = [*states]
+        return states
 
     def _pure(self, params: Sequence[Any], grads: Sequence[Any], states: Sequence[Any], rate: Any) -> Any:
         arrays, gradients = self._seen(params), self._seen(grads)
@@ -86,36 +89,15 @@ class JaxSteps:
             self._plans[leaves] = StepPlan(leaves, routes, self.options, len(self.hyper))
         return self._plans[leaves]
 
-    # States by key, and as the values of a plan
-
-    def _keys_of(self, plan: StepPlan) -> list[Key]:
-        shared = {name: level for name, level in plan.numbers.items() if level != "tensor"}
-        of_tensors = plan.having.keys() - shared.keys()
-        places = range(len(plan.leaves))
-        return ordered([[name for name in of_tensors if place in plan.having[name]] for place in places], shared)
-
     def _unpacked(self, plan: StepPlan, states: Mapping[Key, Any]) -> Values:
         counts = [states[COUNT, place] for place in range(len(plan.leaves))]
-        values = Values(jnp.stack(counts) if plan.own_counts else counts[0])
-        for name in plan.arrays:
-            values.arrays[name] = {place: states[name, place] for place in plan.having[name]}
-        for name, level in plan.numbers.items():
-            if level == "tensor":
-                values.numbers[name] = jnp.stack([states[name, place] for place in plan.having[name]])
-            else:
-                values.numbers[name] = states[name, None].reshape(() if level == "model" else (-1,))
-        return values
+        return of_keys(plan, jnp.stack(counts) if plan.own_counts else counts[0], states, LIBRARY)
 
     def _packed(self, plan: StepPlan, values: Values) -> dict[Key, Any]:
         counts = jnp.broadcast_to(values.count, (len(plan.leaves),))
-        states: dict[Key, Any] = {(COUNT, place): counts[place] for place in range(len(plan.leaves))}
-        for name, arrays in values.arrays.items():
-            states |= {(name, place): array for place, array in arrays.items()}
+        states = by_key(plan, values)
+        states |= {(COUNT, place): count for place, count in enumerate(counts)}
         for name, level in plan.numbers.items():
-            number = values.numbers[name]
-            if level == "tensor":
-                states |= {(name, place): number[i] for i, place in enumerate(plan.having[name])}
-                continue
-            states[name, None] = number.reshape(-1)
-            states[COUNTS[level], None] = jnp.full(number.reshape(-1).shape, jnp.max(values.count), jnp.int32)
-        return {key: states[key] for key in self._keys}
+            if level != "tensor":
+                states[COUNTS[level], None] = jnp.full(states[name, None].shape, jnp.max(counts), jnp.int32)
+        return in_order(states)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from rulec.keras.trained import COUNT, COUNTS, Key, Trained, ordered
+from rulec.keras.trained import Trained
 from rulec.language.rule import Rule
 from rulec.runtime.engine import EPS, Engine, default_hyper
+from rulec.runtime.keyed import Key
 from rulec.runtime.layers import layers_of
 from rulec.torch.tensors.tensors import TorchArrays, dtype_name, is_dense
 
@@ -54,17 +55,7 @@ class TorchSteps:
             engine.prepare(range(len(engine.tensors)), None, table)
         for bucket in engine.buckets.values():
             bucket.stop_turning()
-        return self._by_key()
-
-    def _by_key(self) -> dict[Key, Tensor]:
-        states = [self._engine.state(tensor_id) for ids in self._ids for tensor_id in ids]
-        of_groups, shared = self._engine.shared._of_groups, self._engine.shared
-        levels = {name: "group" if name in of_groups else "model" for name in shared.values}
-        memory: dict[Key, Any] = {(name, i): x for i, each in enumerate(states) for name, x in each.items()}
-        memory |= {(name, None): value for name, value in shared.values.items()}
-        memory |= {(COUNTS["group"], None): shared.group_t, (COUNTS["model"], None): shared.model_t}
-        keys = ordered([each.keys() - {COUNT} for each in states], levels)
-        return {key: torch.as_tensor(memory[key]) for key in keys}
+        return {key: torch.as_tensor(array) for key, array in engine.by_key().items()}
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self, places: Sequence[int], grads: Sequence[Any], learning_rate: Any, states: Mapping[Key, Any]) -> None:

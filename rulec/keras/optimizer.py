@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from rulec.compiler.routing import Router
 from rulec.errors import BackendUnavailable, HyperError, TensorError
 from rulec.functional.axes import reads_layout, reads_tensors, roles_of
 from rulec.functional.hyper import peak_of
+from rulec.functional.optimizer import check_keywords, check_rule, first_rate
 from rulec.keras.axes import Table, entry_of, keras_axes, keras_tags, plain, untracked
-from rulec.keras.trained import Key, Trained
-from rulec.language.evaluations import check_single
+from rulec.keras.trained import Trained
 from rulec.language.hyper import AT_START, checked_seed
 from rulec.language.library.load import load, parse
 from rulec.language.partition import Partition
 from rulec.language.rule import Rule
 from rulec.language.rule_data import reads_tags
 from rulec.language.sizes import sized
-from rulec.language.source import did_you_mean
-from rulec.runtime.buckets.launch_builder import inputs_of
+from rulec.runtime.keyed import Key
 
 #: The keywords of Keras' own base class, but for the learning rate.
 _OF_KERAS = [*inspect.signature(keras.optimizers.Optimizer.__init__).parameters][2:-1]
@@ -59,7 +58,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         _check_rule(chosen)
         if _DECAY in chosen.settings and of_keras.get(_DECAY) is not None:
             hyper[_DECAY] = of_keras.pop(_DECAY)
-        _check_hyper(chosen, hyper)
+        check_keywords(chosen, hyper, _OF_KERAS)
         rate = _rate_of(chosen, learning_rate)
         super().__init__(rate, **{"name": chosen.key, **of_keras})
         if AT_START in chosen.settings and AT_START not in hyper:
@@ -199,11 +198,7 @@ def _text_of(rule: Any, loaded: Rule) -> str:
 
 def _check_rule(rule: Rule) -> None:
     """HyperError or RulecError for a rule that needs more than gradients and parameters."""
-    inputs = sorted({name for routed in Router(rule).rules for name in inputs_of(routed)})
-    if rule.wraps or inputs:
-        what = "a rule to wrap" if rule.wraps else f"the input {inputs[0]}"
-        raise HyperError(f"{rule.name} needs {what}, which an optimizer of Keras does not give: compose a rule first")
-    check_single(rule, "an optimizer of Keras")
+    check_rule(rule, "Keras")
     if any(routed.evaluate is not None for routed in Router(rule).rules):
         raise HyperError(
             f"{rule.name} is evaluated elsewhere than where it is trained, and Keras evaluates where it trains: use "
@@ -211,43 +206,19 @@ def _check_rule(rule: Rule) -> None:
         )
 
 
-def _check_hyper(rule: Rule, hyper: Mapping[str, Any]) -> None:
-    """HyperError for a keyword that the rule does not have, and for a value outside its range."""
-    for name, value in hyper.items():
-        if name not in rule.settings or name == "lr":
-            known = ["learning_rate", *_OF_KERAS, *(n for n in rule.settings if n != "lr")]
-            raise HyperError(f"{rule.name} has no keyword {name!r}{did_you_mean(name, known)}")
-        rule.settings[name].check(name, value, rule.name)
-
-
 def _rate_of(rule: Rule, rate: Any) -> Any:
-    """The learning rate for Keras' class; HyperError where the rule has none, or it is out of its range."""
-    setting = rule.settings.get("lr")
-    if setting is None:
-        if rate is not None and rate != 1.0:
-            raise HyperError(f"{rule.name} has no learning rate: leave learning_rate out")
-        return 1.0
-    rate = setting.default if rate is None else rate
-    if rate is None:
-        raise HyperError(f"{rule.name} needs a learning_rate: give a number, a schedule or a function")
-    if callable(rate):
-        return rate
-    return float(setting.check("learning_rate", rate, rule.name))
+    """The learning rate for Keras' class, which always has one; HyperError where the rule has none, or no such one."""
+    if "lr" in rule.settings:
+        rate = first_rate(rule, rate, "a number, a schedule or a function")
+        return rate if callable(rate) else float(rate)
+    if rate not in (None, 1.0):
+        raise HyperError(f"{rule.name} has no learning rate: leave learning_rate out")
+    return 1.0
 
 
 def _start_of(rate: Any) -> float:
     """The learning rate that second rates are relative to: of a schedule its peak."""
     if not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         return float(rate() if callable(rate) else rate)
-    peak = peak_of(lambda counts: ops.convert_to_numpy(ops.vectorized_map(rate, ops.convert_to_tensor(counts))))
-    if peak is not None:
-        return peak
-    # A schedule that takes one count at a time: the peak is looked for among a few counts, ever more closely.
-    counts = np.unique(np.concatenate([[0], np.geomspace(1, 1e7, 60)]).astype(np.int64))
-    while True:
-        values = [float(rate(int(count))) for count in counts]
-        best = int(np.argmax(values))
-        if counts[-1] - counts[0] < len(counts):
-            return values[best]
-        around = counts[max(best - 1, 0)], counts[min(best + 1, len(counts) - 1)]
-        counts = np.unique(np.linspace(*around, 17).astype(np.int64))
+    many = partial(ops.vectorized_map, rate)
+    return peak_of(lambda counts: ops.convert_to_numpy(many(ops.convert_to_tensor(counts))), rate) or 0.0

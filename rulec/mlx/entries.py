@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rulec.errors import HyperError
+from rulec.functional.optimizer import check_keywords
 from rulec.language.compose.wrap import variant
 from rulec.language.library.load import load, titles
 from rulec.language.rule import Rule
-from rulec.language.source import did_you_mean
 from rulec.mlx.forms import adafactor, muon
 
 _Pairs = tuple[tuple[str, str], ...]
@@ -108,9 +108,5 @@ def hyper_of(rule: Rule, keywords: Mapping[str, Any]) -> dict[str, float]:
         if len(betas) != len(names):
             raise HyperError(f"betas of {rule.name} must be {len(names)} numbers, not {len(betas)}")
         hyper |= dict(zip(names, betas, strict=True))
-    for name, value in hyper.items():
-        if name not in rule.settings or name == "lr":
-            known = ["learning_rate", *(n for n in rule.settings if n != "lr")]
-            raise HyperError(f"{rule.name} has no keyword {name!r}{did_you_mean(name, known)}")
-        rule.settings[name].check(name, value, rule.name)
+    check_keywords(rule, hyper)
     return hyper

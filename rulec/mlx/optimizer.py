@@ -16,10 +16,11 @@ from rulec.compiler.weights import PARTS
 from rulec.errors import BackendUnsupported, HyperError, RulecError, StateMismatch
 from rulec.functional.hyper import peak_of, resolved
 from rulec.functional.init import check_values, number_states
+from rulec.functional.keyed import by_key, by_name, of_keys
+from rulec.functional.optimizer import check_rule, first_rate
 from rulec.functional.plan import Options, Route, StepPlan
 from rulec.functional.quantized import Coded, Unbiased
 from rulec.functional.values import Values, dtype_name, leaves_of
-from rulec.language.evaluations import check_single
 from rulec.language.hyper import AT_START, checked_seed
 from rulec.language.rule import Rule
 from rulec.language.sizes import sized
@@ -29,6 +30,7 @@ from rulec.mlx.entries import Entry, hyper_of
 from rulec.mlx.statistics import MEASURED, OptimizerStatistics
 from rulec.mlx.step import first_values, one_step
 from rulec.mlx.trees import check, is_moved, is_trained, together, trained_leaves, without_none
+from rulec.runtime.keyed import Key
 from rulec.runtime.statistics import StepStatistics
 from rulec.runtime.storage.options import Storage
 
@@ -62,10 +64,7 @@ class RuleOptimizer(Optimizer):
     ) -> None:  # fmt: skip
         super().__init__()  # type: ignore[no-untyped-call]
         rule, keywords = sized(self.entry.rule, keywords)
-        if rule.inputs or rule.wraps:
-            what = f"the input {min(rule.inputs)}" if rule.inputs else "a rule to wrap"
-            raise HyperError(f"{rule.name} needs {what}, which an optimizer of MLX does not give: compose a rule first")
-        check_single(rule, "an optimizer of MLX")
+        check_rule(rule, "MLX")
         rules = Router(rule).rules
         dtypes = _dtypes(state_dtype, rules)
         self._storage = Storage(dict(dtypes), weights)
@@ -83,14 +82,8 @@ class RuleOptimizer(Optimizer):
         self._names = state_names(rules, self.entry.state, parts)
         self._older = Older(self._names)
         self._numbers = number_states(rules)
-        lr = self._settings.get("lr")
-        default = 0.0 if lr is None else lr.default
-        if learning_rate is None and not isinstance(default, int | float):
-            raise HyperError(f"{rule.name} needs a learning_rate: give a number or a function of the step")
-        if lr is not None and isinstance(learning_rate, int | float):
-            lr.check("learning_rate", learning_rate, rule.name)
-        rate: Any = default if learning_rate is None else learning_rate
-        if lr is not None or learning_rate is not None:
+        rate = first_rate(rule, learning_rate, "a number or a function of the step")
+        if rate is not None:
             self._maybe_schedule("learning_rate", rate)
         if AT_START in self._settings and AT_START not in self._hyper:
             self._note_start(rate)
@@ -98,7 +91,11 @@ class RuleOptimizer(Optimizer):
 
     def _note_start(self, rate: Rate) -> None:
         """Keeps the learning rate at the start in the state, where second rates follow it: of a schedule the peak."""
-        start = peak_of(lambda counts: np.array(rate(mx.array(counts)))) if callable(rate) else rate
+
+        def value_at(counts: Any) -> Any:
+            return np.array(rate(mx.array(counts)))  # type: ignore[operator]
+
+        start = peak_of(value_at, value_at) if callable(rate) else rate
         if start is not None:
             self.state[AT_START] = mx.array(start, mx.float32)
 
@@ -111,17 +108,17 @@ class RuleOptimizer(Optimizer):
         plan, values = self.before_a_step(trained_leaves(parameters))
         super().init(parameters)
         states = self.states_of(parameters)
-        shared = self._shared(plan)
+        shared = self._shared()
         self._check_shared(plan, shared, states)
-        values.numbers |= shared
-        self._store(plan, values, {place: state for place, state in enumerate(states) if not state})
+        fresh = {place: state for place, state in enumerate(states) if not state}
+        self._store(plan, {**by_key(plan, values), **shared}, fresh)
         if self._statistics:
             self.state.setdefault(MEASURED, self._statistics.before_a_step(plan))
 
     def before_a_step(self, leaves: Mapping[str, Any]) -> tuple[StepPlan, Values]:
         """The plan of a step of these arrays by path, and the values of their states before the first one."""
         names, arrays = [*leaves], [*leaves.values()]
-        plan = self._plan(names, arrays, arrays, Values(self.step))
+        plan = self._plan(names, arrays, arrays, {})
         return plan, first_values(plan, arrays, self.step, self._values(plan, self._rate()))
 
     def states_of(self, parameters: Any) -> list[dict[str, Any]]:
@@ -150,7 +147,7 @@ class RuleOptimizer(Optimizer):
         for name in [name for name, entry in self.state.items() if not isinstance(entry, mx.array)]:
             del self.state[name]
         self.init(parameters)
-        self._store(plan, values, dict(enumerate(self.states_of(parameters))))
+        self._store(plan, by_key(plan, values), dict(enumerate(self.states_of(parameters))))
         self.state["step"] = values.count
 
     @property
@@ -188,7 +185,7 @@ class RuleOptimizer(Optimizer):
         new_arrays, new, measured = one_step(
             plan if due else plan.plain, arrays, [g for g, _ in pairs], values, self._values(plan, rate), traced
         )
-        self._store(plan, new, dict(enumerate(states)))
+        self._store(plan, by_key(plan, new), dict(enumerate(states)))
         if self._statistics:
             if due:
                 self.state[MEASURED] = self._statistics.after_a_step(plan, measured, values.count)
@@ -221,26 +218,19 @@ class RuleOptimizer(Optimizer):
         """The plan of a step from these states, and their values; StateMismatch where they are of another rule."""
         for state in states:
             self._older.rename(state)
-        stored = {
-            name: {place: self._spread(name, state[theirs]) for place, state in enumerate(states) if theirs in state}
-            for name, theirs in self._names.items()
-        }
-        values = Values(self.step, {name: arrays for name, arrays in stored.items() if name not in self._numbers})
-        scales = {
-            name: {
-                place: states[place][scale_name(theirs)]
-                for place in stored[name]
-                if scale_name(theirs) in states[place]
-            }
-            for name, theirs in self._names.items()
-        }
-        self._mark(values)
-        plan = self._plan(names, [p for _, p in pairs], [g for g, _ in pairs], _in_floats(values, scales))
-        _join(plan, values, scales)
-        values.numbers |= self._shared(plan)
-        for name, level in plan.numbers.items():
-            if level == "tensor" and stored[name].keys() >= {*plan.having[name]}:
-                values.numbers[name] = mx.stack([stored[name][place] for place in plan.having[name]])
+        stored: dict[Key, Any] = {}
+        scales: dict[Key, Any] = {}
+        for name, theirs in self._names.items():
+            for place, state in enumerate(states):
+                if theirs in state:
+                    stored[name, place] = self._marked(name, self._spread(name, state[theirs]))
+                if scale_name(theirs) in state:
+                    scales[name, place] = state[scale_name(theirs)]
+        # Formats of states in codes follow from the optimizer's options.
+        floats = {key: array for key, array in stored.items() if key not in scales}
+        arrays = by_name(floats, [name for name in self._names if name not in self._numbers])
+        plan = self._plan(names, [p for _, p in pairs], [g for g, _ in pairs], arrays)
+        values = of_keys(plan, self.step, {**_joined(plan, stored, scales), **self._shared()}, LIBRARY)
         check_values(plan, values, self._names, self._rule.name)
         return plan, values
 
@@ -248,59 +238,45 @@ class RuleOptimizer(Optimizer):
         """A state of MLX with the axes that it has here."""
         return mx.expand_dims(array, self.entry.missing[name]) if name in self.entry.missing else array
 
-    def _shared(self, plan: StepPlan) -> dict[str, Any]:
-        """The numbers of all parameters together that the state has, in the shapes of the plan."""
+    def _shared(self) -> dict[Key, Any]:
+        """The numbers of all parameters together that the state has."""
         shared = self.state.get(SHARED, {})
         self._older.rename(shared)
-        shapes = {name: () if level == "model" else 1 for name, level in plan.numbers.items() if level != "tensor"}
-        return {
-            name: shared[self._names[name]].reshape(shape)
-            for name, shape in shapes.items()
-            if self._names[name] in shared
-        }
+        return {(name, None): shared[theirs].reshape(1) for name, theirs in self._names.items() if theirs in shared}
 
-    def _check_shared(self, plan: StepPlan, shared: Mapping[str, Any], states: Sequence[Any]) -> None:
+    def _check_shared(self, plan: StepPlan, shared: Mapping[Key, Any], states: Sequence[Any]) -> None:
         """StateMismatch where parameters have states without the number that goes with them."""
         for name, level in plan.numbers.items():
-            if level != "tensor" and name not in shared and any(states[place] for place in plan.having[name]):
+            if level != "tensor" and (name, None) not in shared and any(states[place] for place in plan.having[name]):
                 raise StateMismatch(
                     f"parameters have a state, and the number {SHARED}.{self._names[name]} of {self._rule.name} that "
                     f"belongs to it is missing: load all of what optimizer.state had"
                 )
 
-    def _mark(self, values: Values) -> None:
-        """Says of states in bfloat16 that they are rounded at random, where `state_dtype` does."""
-        for name in self._unbiased & values.arrays.keys():
-            arrays = values.arrays[name]
-            arrays.update((k, Unbiased(x)) for k, x in arrays.items() if dtype_name(x) == "bfloat16")
+    def _marked(self, name: str, array: Any) -> Any:
+        """A state in bfloat16 as one that is rounded at random, where `state_dtype` says so."""
+        return Unbiased(array) if name in self._unbiased and dtype_name(array) == "bfloat16" else array
 
-    def _store(self, plan: StepPlan, values: Values, states: Mapping[int, dict[str, Any]]) -> None:
+    def _store(self, plan: StepPlan, values: Mapping[Key, Any], states: Mapping[int, dict[str, Any]]) -> None:
         """Puts values into the states of parameters, by place, and into that of all together."""
-        for name, arrays in values.arrays.items():
+        for (name, place), value in values.items():
             theirs = self._names[name]
-            for place in states.keys() & arrays.keys():
-                array = arrays[place]
-                if isinstance(array, Coded):
-                    shape = plan.leaves[place].shape
-                    codes, scales = array.format.codes_shape(shape), (-1,)
-                    states[place][theirs] = array.codes.reshape(codes)
-                    states[place][scale_name(theirs)] = array.scales.reshape(scales)
-                else:
-                    values_here = array.values if isinstance(array, Unbiased) else array
-                    axis = self.entry.missing.get(name)
-                    states[place][theirs] = values_here if axis is None else mx.squeeze(values_here, axis)
-        for name, level in plan.numbers.items():
-            if level != "tensor":
-                self.state.setdefault(SHARED, {})[self._names[name]] = values.numbers[name].reshape(())
+            if place is None:
+                self.state.setdefault(SHARED, {})[theirs] = value.reshape(())
+            elif place not in states:
                 continue
-            for i, place in enumerate(plan.having[name]):
-                if place in states:
-                    states[place][self._names[name]] = values.numbers[name][i]
+            elif isinstance(value, Coded):
+                states[place][theirs] = value.codes.reshape(value.format.codes_shape(plan.leaves[place].shape))
+                states[place][scale_name(theirs)] = value.scales.reshape(-1)
+            else:
+                array, axis = value.values if isinstance(value, Unbiased) else value, self.entry.missing.get(name)
+                states[place][theirs] = array if axis is None else mx.squeeze(array, axis)
 
     def _plan(
-        self, names: Sequence[str], parameters: Sequence[Any], gradients: Sequence[Any], values: Values
-    ) -> StepPlan:
-        leaves = leaves_of(names, parameters, gradients, values.arrays)
+        self, names: Sequence[str], parameters: Sequence[Any], gradients: Sequence[Any],
+        states: Mapping[str, Mapping[int, Any]],
+    ) -> StepPlan:  # fmt: skip
+        leaves = leaves_of(names, parameters, gradients, states)
         if leaves not in self._plans:
             routes = [Route(self._rule, static=self.static)] * len(leaves)
             self._storage.check_weights(leaf.dtype for leaf in leaves)
@@ -330,29 +306,20 @@ def _dtypes(state_dtype: Any, rules: Sequence[Rule]) -> tuple[tuple[str, str], .
     return tuple(sorted(words.items()))
 
 
-#: State -> place of a leaf -> the scales of its codes.
-_Scales = Mapping[str, Mapping[int, Any]]
-
-
-def _in_floats(values: Values, scales: _Scales) -> Values:
-    """The values without states in codes: their formats follow from the optimizer's options."""
-    kept = {name: {k: x for k, x in arrays.items() if k not in scales[name]} for name, arrays in values.arrays.items()}
-    return Values(values.count, kept)
-
-
-def _join(plan: StepPlan, values: Values, scales: _Scales) -> None:
-    """Puts codes and scales together. StateMismatch for codes without a format, or of another one."""
-    formats = {
-        (name, place): f for bucket in plan.buckets for name, f in bucket.formats.items() for place in bucket.places
-    }
-    for name, arrays in values.arrays.items():
-        for place in arrays:
-            form, scale = formats.get((name, place)), scales[name].get(place)
-            codes = form is not None and dtype_name(arrays[place]) == form.code_dtype
-            if codes != (scale is not None):
-                raise StateMismatch(
-                    f"{name} of {plan.leaves[place].name} is not in the format that state_dtype names: give the "
-                    f"state_dtype that the state is of"
-                )
-            if form is not None and codes:
-                arrays[place] = Coded(arrays[place], scale, form)
+def _joined(plan: StepPlan, states: Mapping[Key, Any], scales: Mapping[Key, Any]) -> dict[Key, Any]:
+    """The states, with codes and scales together. StateMismatch for codes without a format, or of another one."""
+    formats: dict[Key, Any] = {
+        (name, place): form for bucket in plan.buckets for name, form in bucket.formats.items()
+        for place in bucket.places
+    }  # fmt: skip
+    joined: dict[Key, Any] = {}
+    for (name, place), array in states.items():
+        form, scale = formats.get((name, place)), scales.get((name, place))
+        codes = form is not None and dtype_name(array) == form.code_dtype
+        if codes != (scale is not None):
+            raise StateMismatch(
+                f"{name} of {plan.leaves[place or 0].name} is not in the format that state_dtype names: give the "
+                f"state_dtype that the state is of"
+            )
+        joined[name, place] = Coded(array, scale, form) if form is not None and codes else array
+    return joined

@@ -38,6 +38,7 @@ from rulec.runtime.buckets.scalar_table import Numbers
 from rulec.runtime.buckets.scalar_table_device import Scaling
 from rulec.runtime.distributed.shards import GlobalTensor
 from rulec.runtime.evaluations import EvaluationNames, wants
+from rulec.runtime.keyed import COUNT, Key, in_order
 from rulec.runtime.layers import Layer
 from rulec.runtime.stages.step import run, was_interrupted
 from rulec.runtime.statistics import Statistics
@@ -181,8 +182,15 @@ class Engine:
         tensor = self.tensors[tensor_id]
         if tensor.bucket is None:
             return {}
-        states = {"step": tensor.bucket.counts.views[tensor.position], **tensor.bucket.states[tensor.position]}
+        states = {COUNT: tensor.bucket.counts.views[tensor.position], **tensor.bucket.states[tensor.position]}
         return states | {k: v.views[tensor.position] for k, v in tensor.bucket.scalar_states.items()}
+
+    def by_key(self) -> dict[Key, Any]:
+        """All states and step counts: the memory that steps write."""
+        states: dict[Key, Any] = {(name, None): numbers for name, numbers in self.shared.states.items()}
+        for i in range(len(self.tensors)):
+            states |= {(name, i): array for name, array in self.state(i).items()}
+        return in_order(states)
 
     def formats(self, tensor_id: int) -> dict[str, Format]:
         """The formats of a tensor's quantized states, by name; empty before its first gradient."""

@@ -321,8 +321,8 @@ def test_an_orientation_and_its_inverse() -> None:
     stack = one.stacked(array, np)
     assert stack.shape == (3, 4, 10)
     assert np.array_equal(stack[1, 2], array[:, 1, 2].reshape(-1))
-    assert np.array_equal(one.unstacked(one.of_all(one.of_each(stack, np), np), np), array)
-    assert [Orientation((2, 3, 4), ("batch", "batch", "outputs")).index(i) for i in (0, 4)] == ["0/0", "1/1"]
+    assert np.array_equal(one.joined(one.apart(array, np), np), array)
+    assert Orientation((2, 3, 4), ("batch", "batch", "outputs")).names("w")[::4] == ["w/0/0", "w/1/1"]
 
 
 def test_which_rules_read_axes() -> None:

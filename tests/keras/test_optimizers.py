@@ -224,7 +224,7 @@ def test_variables_without_gradients() -> None:
         ("adamw", {"beta2": 1.5}, "beta2=1.5 of AdamW must be"),
         ("adamw", {"learning_rate": -1.0}, "learning_rate=-1.0 of AdamW must be at least 0"),
         (rulec.partition({"...": "adamw"}), {}, "takes one rule and not a partition: give keras"),
-        ("sam", {}, "SAM wraps another rule and has none here"),
+        ("sam", {}, "SAM needs a rule to wrap, which an optimizer of Keras does not give"),
         (rulec.load("sam")(rulec.load("sgd")), {}, "an optimizer of Keras"),
     ],
 )  # fmt: skip

@@ -163,6 +163,19 @@ def test_the_start_of_a_schedule_is_its_peak(schedule: Callable[[Array], Any], p
     assert peak_of(schedule) == (None if peak is None else pytest.approx(peak, rel=1e-6))
 
 
+@pytest.mark.parametrize(
+    ("schedule", "peak"),
+    [
+        (lambda n: 0.1 if n < 5 else 0.2, 0.2), (lambda n: n / 777 if n < 777 else 100 / (n - 677), 1.0),
+        (lambda n: 1.0 if n < 1 else float(n), 1.0), (lambda n: [0.1][n], None),
+    ],
+)  # fmt: skip
+def test_a_schedule_of_one_count_at_a_time_is_asked_for_its_peak(
+    schedule: Callable[[int], Any], peak: float | None
+) -> None:
+    assert peak_of(lambda counts: float(schedule(counts)), schedule) == peak
+
+
 # The language
 
 

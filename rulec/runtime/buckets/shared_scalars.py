@@ -11,6 +11,7 @@ import numpy as np
 from rulec.array_api.library import Library
 from rulec.array_api.numpy import NumpyLibrary
 from rulec.language.expr.node import Op
+from rulec.runtime.keyed import COUNTS
 
 Whole = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -42,6 +43,13 @@ class SharedNumbers:
         self._pending: dict[str, list[_Kept]] = {}
         self._passed: set[int] = set()
         self._stepped = False
+
+    @property
+    def states(self) -> dict[str, Any]:
+        """The states, and the step counts of groups and of the model where these have states."""
+        counts = {"group": self.group_t, "model": self.model_t}
+        levels = {"group" if name in self._of_groups else "model" for name in self.values}
+        return self.values | {COUNTS[level]: counts[level] for level in levels}
 
     def make_room(self, groups: int) -> None:
         """Extends the step counts to this many groups."""
