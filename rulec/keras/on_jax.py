@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rulec.compiler.routing import Router
 from rulec.errors import TensorError
+from rulec.functional.axes import decomposes
 from rulec.functional.hyper import resolved
 from rulec.functional.keyed import by_key, of_keys
 from rulec.functional.plan import Options, Route, StepPlan
@@ -28,6 +30,7 @@ class JaxSteps:
 
     def __init__(self, rule: Rule, trained: Sequence[Trained], hyper: Sequence[Mapping[str, float]], seed: int) -> None:
         self.rule, self.trained, self.hyper, self.options = rule, trained, hyper, Options(seed=seed)
+        self._decomposes = any(map(decomposes, Router(rule).rules))
         self._plans: dict[Any, StepPlan] = {}
         self._compiled = jax.jit(self._pure, inline=True)
 
@@ -70,7 +73,9 @@ class JaxSteps:
 
     def _seen(self, arrays: Sequence[Any]) -> list[Any]:
         pairs = zip(self.trained, arrays, strict=True)
-        return [part for each, array in pairs for part in each.seen(array)]
+        parts = [part for each, array in pairs for part in each.seen(array)]
+        # XLA makes the tensors in memory, and so decomposes the same bits whatever their layout.
+        return jax.lax.optimization_barrier(parts) if self._decomposes else parts  # type: ignore[no-untyped-call]
 
     def _hyper(self, plan: StepPlan, rate: Any) -> list[Mapping[str, Any]]:
         settings, known = self.rule.settings, {"lr": rate} if "lr" in self.rule.settings else {}

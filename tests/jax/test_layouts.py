@@ -10,7 +10,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,34 +23,8 @@ import rulec.jax
 from rulec.errors import HyperError, StateMismatch, TensorError
 from rulec.functional.axes import Orientation, reads_layout, reads_tensors
 from rulec.language.rule_data import draws
-from tests.library import by_kind, single
-
-#: Parameters as torch keeps them: a layer that widens, a convolution, three layers in a stack, attention of 2 heads.
-SHAPES = {"dense": (8, 5), "conv": (4, 3, 2, 2), "stack": (3, 6, 4), "query": (6, 5), "bias": (8,)}
-
-#: The same with the axes of Flax, from torch's, and the roles of these axes.
-FLAX: Mapping[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
-    "dense": (lambda x: x.T, ("inputs", "outputs")),
-    "conv": (lambda x: x.transpose(2, 3, 1, 0), ("window", "window", "inputs", "outputs")),
-    "stack": (lambda x: x.transpose(0, 2, 1), ("batch", "inputs", "outputs")),
-    "query": (lambda x: x.T.reshape(5, 2, 3), ("inputs", "outputs", "outputs")),
-    "bias": (lambda x: x, ("outputs",)),
-}
-AXES = {name: roles for name, (_, roles) in FLAX.items()}
-
-
-def arrays(seed: int) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    return {name: rng.normal(size=shape) for name, shape in SHAPES.items()}
-
-
-def as_torch(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters with the layers of the stack one by one."""
-    return {name: dict(enumerate(x)) if name == "stack" else x for name, x in tree.items()}
-
-
-def as_flax(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: FLAX[name][0](x) for name, x in tree.items()}
+from tests.layouts import AXES, arrays, as_torch, largest_difference, of_layouts, whole_rules, wide, with_heads
+from tests.library import by_kind
 
 
 def stepped(rule: Any, seen: Callable[[Any], Any], axes: Any, steps: int = 3, **options: Any) -> tuple[Any, Any]:
@@ -64,50 +37,59 @@ def stepped(rule: Any, seen: Callable[[Any], Any], axes: Any, steps: int = 3, **
         return jax.tree.map(np.asarray, params), state
 
 
-def largest_difference(torchs: Any, flaxs: Any) -> float:
-    """The largest difference of parameters in both layouts, beside the largest number."""
-    whole = {name: np.stack([*x.values()]) if isinstance(x, dict) else x for name, x in torchs.items()}
-    pairs = [(FLAX[name][0](x), flaxs[name]) for name, x in whole.items()]
-    return max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in pairs)
+#: Module and name of a parameter of Haiku -> the parameter here, in the same order.
+HAIKU = {
+    ("conv2_d", "w"): "conv", ("linear", "b"): "dense_b", ("linear", "w"): "dense_w",
+    ("multi_head_attention/linear", "w"): "out", ("multi_head_attention/query", "w"): "query",
+    ("stack/__layer_stack_no_per_layer/linear", "w"): "stack",
+}  # fmt: skip
 
 
-def whole_rules() -> list[str]:
-    """The rules that are neither a transform nor a wrapper."""
-    return [name for name in single() if "/" not in name and not rulec.load(name).wraps]
+def in_haiku(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters with the axes of Haiku, whose attention has the heads joined."""
+    return {**with_heads(tree), "out": tree["out"].T, "query": tree["query"].T}
 
 
-def of_layouts() -> list[str]:
-    """The rules that depend on the layout of a parameter."""
-    return [name for name in whole_rules() if reads_layout(rulec.load(name))]
+def as_haiku(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters in Haiku's dicts."""
+    nested: dict[str, Any] = {}
+    for (module, name), ours in HAIKU.items():
+        nested.setdefault(module, {})[name] = in_haiku(tree)[ours]
+    return nested
 
 
 @functools.cache
-def wide(name: str) -> rulec.Rule:
-    """A rule whose iterations of matrices are in float64 rather than bfloat16."""
-    rule = rulec.load(name)
-    path = Path(rule.path or "")
-    text = path.read_text() if path.is_file() else ""
-    return rulec.parse(text.replace('"bfloat16"', '"float64"'), str(path), path.parent) if text else rule
+def in_torch_s(name: str) -> dict[str, Any]:
+    """The parameters after steps of a rule in the layout of torch."""
+    return stepped(wide(name), as_torch, None)[0]  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("name", by_kind(of_layouts()))
 def test_every_rule_takes_the_same_steps_in_both_layouts(name: str) -> None:
-    torchs, _ = stepped(wide(name), as_torch, None)
-    flaxs, _ = stepped(wide(name), as_flax, AXES)
-    assert largest_difference(torchs, flaxs) <= 1e-12
+    flaxs, _ = stepped(wide(name), with_heads, AXES)
+    assert largest_difference(in_torch_s(name), flaxs) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "name", ["muon", *(pytest.param(n, marks=pytest.mark.another) for n in of_layouts() if n != "muon")]
+)
+def test_every_rule_takes_the_same_steps_in_the_layout_of_haiku(name: str) -> None:
+    haikus, _ = stepped(wide(name), as_haiku, rulec.jax.haiku_axes(as_haiku(arrays(0))))
+    flat = {ours: haikus[module][layer] for (module, layer), ours in HAIKU.items()}
+    assert largest_difference(in_torch_s(name), flat, in_haiku) <= 1e-12
 
 
 def test_a_state_of_the_shape_of_a_parameter_lies_as_it_does() -> None:
-    _, state = stepped(wide("muon"), as_flax, AXES, steps=1)
+    _, state = stepped(wide("muon"), with_heads, AXES, steps=1)
     kept = {name: x.shape for name, x in state.m.items() if x is not None}
-    assert kept == {name: as_flax(arrays(0))[name].shape for name in kept}
-    assert {"dense", "query", "stack"} <= kept.keys()
+    assert kept == {name: with_heads(arrays(0))[name].shape for name in kept}
+    assert {"dense_w", "query", "stack"} <= kept.keys()
 
 
 def test_without_roles_the_layouts_differ() -> None:
     """The fault that roles mend, so that the tests above can fail."""
     torchs, _ = stepped(wide("muon"), as_torch, None)
-    flaxs, _ = stepped(wide("muon"), as_flax, None)
+    flaxs, _ = stepped(wide("muon"), with_heads, None)
     assert largest_difference(torchs, flaxs) > 1e-3
 
 
@@ -121,10 +103,10 @@ def test_a_transformation_sees_roles_and_traces_once() -> None:
         return tx.update(grads, state, params)
 
     with jax.enable_x64(True):
-        params = jax.tree.map(jnp.array, as_flax(arrays(0)))
+        params = jax.tree.map(jnp.array, with_heads(arrays(0)))
         state, compiled = tx.init(params), jax.jit(update)
         for t in range(3):
-            updates, state = compiled(jax.tree.map(jnp.array, as_flax(arrays(t + 1))), state, params)
+            updates, state = compiled(jax.tree.map(jnp.array, with_heads(arrays(t + 1))), state, params)
             params = optax.apply_updates(params, updates)
     expected, _ = stepped(wide("muon"), as_torch, None)
     assert traced == 1

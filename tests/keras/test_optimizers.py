@@ -321,6 +321,6 @@ def test_files_of_the_other_backend_go_on_alike(tmp_path: Any) -> None:
 def test_all_of_this_on_the_other_backend() -> None:
     os.environ["RULEC_KERAS_TWICE"] = "1"
     try:
-        check_elsewhere("-m", "pytest", "-q", "-m", "not gpu", "tests/keras", "-p", "no:cacheprovider")
+        check_elsewhere("-m", "pytest", "-q", "-m", "not gpu and not whole", "tests/keras", "-p", "no:cacheprovider")
     finally:
         del os.environ["RULEC_KERAS_TWICE"]
