@@ -90,9 +90,9 @@ def bench(
     if chart is not None:
         _draw(results[0], chart)
     if page is not None and json is not None:
-        from benchmarks.page import results_page
+        from benchmarks.page import write
 
-        write_text(page, results_page(json))
+        write(page, json)
 
 
 def _draw(result: Result, path: Path) -> None:

@@ -1,13 +1,20 @@
-"""The manual's page of benchmark figures, made from the results in docs/benchmarks."""
+"""The manual's pages of benchmark figures, made from the results in docs/benchmarks.
+
+The first has charts, and there is a chapter for each measurement. Long chapters show a line for each measure, and its
+table when it is opened.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
+from benchmarks.charts import charts
 from benchmarks.result import Result, Row, read_result
 from benchmarks.suite import MEASUREMENTS
+from rulec.cli.console import write_text
 from rulec.errors import RulecError
 
 _HEAD = """\
@@ -24,7 +31,19 @@ No results are recorded. `rulec bench --json docs/benchmarks --page docs/benchma
 this page.
 """
 
-#: Measurement -> the text before the table of its section.
+#: A chapter of so many figures shows all its tables.
+_OPEN = 20
+
+#: Measurement -> the title of its chapter.
+_TITLE = {
+    "rules": "Large tensors", "reductions": "Rows and columns", "matrices": "Matrices",
+    "orthogonal": "Orthogonal matrices", "many": "Many tensors", "watch": "Statistics of steps",
+    "offload": "Steps on the host", "start": "First steps", "memory": "Memory of training",
+    "mesh": "Many GPUs, counted", "states": "States of few bits", "es": "Evolution strategies, measured",
+    "race": "Races in a batch", "jax": "Steps in JAX", "gpu": "A GPU",
+}  # fmt: skip
+
+#: Measurement -> the text at the beginning of its chapter.
 _TEXT = {
     "rules": "One tensor, far larger than the caches. *Of the limit's speed* is the time of the limit over that of the "
     "kernel; *times as fast* is the time of torch's step over that of the kernel. AdamW in float16 takes three "
@@ -40,13 +59,13 @@ _TEXT = {
     "orthogonal": "Muon's iteration for square matrices and with one side two, four and eight times as long, with four "
     "spectra and conditions from 1 to a million, and for the gradients of a small transformer. The exact result is "
     "from the singular value decomposition in float64. The figures are the largest over all of them. The rows without "
-    "a target have other restarts and dtypes than the library. The page on [GPUs](gpu.md) says more.",
+    "a target have other restarts and dtypes than the library. The page on [GPUs](../gpu.md) says more.",
     "many": "Many tensors in one optimizer, AdamW in float32. A step is all of `rulec.torch.AdamW(...).step()`. It "
     "looks at every parameter and gradient through functions that torch exports, some fourteen calls for a tensor: "
     "most of the time added to the kernel.",
     "watch": "Steps with the set `norms`, eight statistics of every tensor, by turns with the same steps without. "
     "torch computes the same after a step, from a copy of the parameters before it. The page on "
-    "[statistics](watch.md) says what they are.",
+    "[statistics](../watch.md) says what they are.",
     "offload": "The step on the host of float32 weights and states that lie there. bfloat16 gradients and new bfloat16 "
     "weights lie in buffers of 64 MiB that copies from and to a device use again and again; no step reads a parameter. "
     "torchao steps torch's fused AdamW, one for each tensor. Its weights on the host have the dtype of the model's: "
@@ -57,28 +76,44 @@ _TEXT = {
     "training is counted tensor by tensor, or by XLA: all that is there at the moment when most is, in units of the "
     "weights, with gradients kept until the step (deferred), used as they come (eager), or never made (epilogue).",
     "mesh": "Counted on paper, of Llama with 70 billion weights: no GPU takes part. The page on "
-    "[several GPUs](several-gpus.md) has the same as a table.",
+    "[several GPUs](../several-gpus.md) has the same as a table.",
     "states": "A network of 26,000 weights on the handwritten digits; the distance is the largest of three seeds, in "
     "units of the way that the weights went. Steps are `rulec.torch.AdamW(...).step()` on one large tensor. "
     "bfloat16 weights are held against a master copy, and a transformer of characters against a change of 0.1 % of its "
     "first weights. A processor without AVX-512 is asked for 0.3 with `dynamic8`. The page on "
-    "[small states](small_states.md) says what the formats and weights are, and where the time goes.",
-    "es": "The page on [evolution strategies](es.md) has the same as tables, and says what the words mean.",
-    "race": "The page on [races](race.md) says what a batch is.",
+    "[small states](../small_states.md) says what the formats and weights are, and where the time goes.",
+    "es": "The page on [evolution strategies](../es.md) has the same as tables, and says what the words mean.",
+    "race": "The page on [races](../race.md) says what a batch is.",
     "jax": "A step is `rulec.jax.step`; optax's is `update` and `apply_updates` in one jit. Both are given their "
     "parameters and state to reuse. A first call is traced and compiled in a new process. Most of a step "
     "of 1000 leaves is the call of a compiled program with 2000 arrays.",
-    "gpu": "Times are the device's own, by events, and the host's where a row says so; the page on [GPUs](gpu.md) says "
-    "how they are taken.",
+    "gpu": "Times are the device's own, by events, and the host's where a row says so; the page on [GPUs](../gpu.md) "
+    "says how they are taken.",
 }
 
 
-def results_page(folder: Path) -> str:
-    """The page, as Markdown, of the results in a folder. RulecError for a quick result or another kind of file."""
-    results = [read(folder / f"{name}.json") for name in MEASUREMENTS if (folder / f"{name}.json").is_file()]
+def results_pages(folder: Path, chapters: str = "benchmarks") -> dict[str, str]:
+    """The pages, as Markdown, of the results in a folder: `""` for the first, and a name in the folder `chapters` each.
+
+    RulecError for a quick result or another kind of file.
+    """
+    files = [folder / f"{name}.json" for name in MEASUREMENTS]
+    results = {path.stem: read(path) for path in files if path.is_file()}
     if not results:
-        return f"{_HEAD}\n{_NONE}"
-    return "\n".join([_HEAD, _missed(results), *(_section(result) for result in results)])
+        return {"": f"{_HEAD}\n{_NONE}"}
+    figures = {id(row): figure(row) for result in results.values() for row in result.rows}
+    contents = ["## All measurements", "", "| chapter | figures | targets met |", "|---|---:|---:|"]
+    contents += [f"| [{_TITLE[name]}]({chapters}/{name}.md) | {_counts(result)} |" for name, result in results.items()]
+    missed = f"\n[Missed targets]({chapters}/missed.md) lists the figures that fall short of their targets.\n"
+    first = "\n".join([_HEAD, charts(results, figures, chapters), *contents, missed])
+    of_each = {name: _chapter(result) for name, result in results.items()}
+    return {"": first, **of_each, "missed": _missed(list(results.values()))}
+
+
+def write(page: Path, folder: Path) -> None:
+    """Writes the pages of the results in a folder: the first to `page`, its chapters into the folder of its name."""
+    for name, text in results_pages(folder, page.stem).items():
+        write_text(page.with_suffix("") / f"{name}.md" if name else page, text)
 
 
 def read(path: Path) -> Result:
@@ -91,20 +126,56 @@ def read(path: Path) -> Result:
 
 def _missed(results: Sequence[Result]) -> str:
     """The rows of all measurements that miss their targets."""
-    missed = [(result, row) for result in results for row in result.rows if row.met is False]
-    lines = [f"- {result.name}: {row.what}: {figure(row)}, wanted {target(row)}" for result, row in missed]
-    return "\n".join(["## Missed targets", "", *(lines or ["Nothing: every target is met."]), ""])
+    lines = ["# Missed targets", "", "Each target is one that the project set itself before measuring.", ""]
+    for result in results:
+        missed = [row for row in result.rows if row.met is False]
+        if missed:
+            lines += [f"## {_TITLE[result.name]}", "", *_table(missed, "figure", lambda row: row.what)]
+    return "\n".join(lines if len(lines) > 4 else [*lines, "Nothing: every target is met.", ""])
 
 
-def _section(result: Result) -> str:
-    missed = [row for row in result.rows if row.met is False]
+def _counts(result: Result) -> str:
     judged = [row for row in result.rows if row.met is not None]
-    lines = [f"## {result.name}", "", _TEXT[result.name], "", *_runs(result)]
+    met = f"{sum(row.met is True for row in judged)} of {len(judged)}" if judged else ""
+    return f"{len(result.rows)} | {met}"
+
+
+def _chapter(result: Result) -> str:
+    judged = [row for row in result.rows if row.met is not None]
+    lines = [f"# {_TITLE[result.name]}", "", _TEXT[result.name], "", *_runs(result)]
     lines += [f"- {note}" for note in _notes(result.remarks)] + ([""] if result.remarks else [])
-    lines += [f"{len(judged) - len(missed)} of {len(judged)} targets are met.", ""]
-    lines += ["| | figure | measured | target | met |", "|---|---|---:|---:|---|"]
-    lines += [f"| {row.subject} | {row.measure} | {figure(row)} | {target(row)} | {_met(row)} |" for row in result.rows]
-    return "\n".join([*lines, ""])
+    lines += [f"{sum(row.met is True for row in judged)} of {len(judged)} targets are met.", ""]
+    groups: dict[str, list[Row]] = {}
+    for row in result.rows:
+        groups.setdefault(row.measure.partition(";")[0], []).append(row)
+    folded = len(result.rows) > _OPEN
+    for measure, rows in groups.items():
+        lines += _folded(measure, rows) if folded else [f"## {measure}", "", *_table(rows, "of", _subject)]
+    return "\n".join(lines)
+
+
+def _folded(measure: str, rows: Sequence[Row]) -> list[str]:
+    """The table of a measure, closed until a reader opens it; its line says what lies inside."""
+    low, high = (figure(end(rows, key=lambda row: row.value)) for end in (min, max))
+    judged = [row for row in rows if row.met is not None]
+    span = low if low == high else f"{low} to {high}"
+    met = f", {sum(row.met is True for row in judged)} of {len(judged)} targets met" if judged else ""
+    count = f"{len(rows)} figures, " if len(rows) > 1 else ""
+    head = f"<summary>{escape(measure)}: {count}{span}{met}</summary>"
+    return ['<details markdown="1">', head, "", *_table(rows, "of", _subject), "</details>", ""]
+
+
+def _subject(row: Row) -> str:
+    """What a figure is of, with what its measure says of it alone."""
+    return "; ".join([row.subject, *row.measure.split("; ")[1:]])
+
+
+def _table(rows: Sequence[Row], head: str, name: Callable[[Row], str]) -> list[str]:
+    """The rows of a table, and an empty line; without targets where no row has one."""
+    if all(row.target is None for row in rows):
+        return [f"| {head} | measured |", "|---|---:|", *(f"| {name(row)} | {figure(row)} |" for row in rows), ""]
+    lines = [f"| {head} | measured | target | met |", "|---|---:|---:|---|"]
+    return [*lines, *(f"| {name(row)} | {figure(row)} | {target(row)} | {_met(row)} |" for row in rows), ""]
 
 
 def _notes(remarks: Sequence[str]) -> list[str]:

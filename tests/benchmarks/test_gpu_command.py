@@ -19,7 +19,7 @@ from benchmarks.gpu.device import Bench
 from benchmarks.gpu.names import PARTS
 from benchmarks.gpu.part import Checked, Note
 from benchmarks.gpu.run import Ended, Started
-from benchmarks.page import results_page
+from benchmarks.page import results_pages
 from benchmarks.result import Row, read_result
 from rulec.errors import RulecError
 from tests.backends.triton_process import require_interpreter
@@ -146,9 +146,9 @@ def test_the_page_names_the_device(crew: type[Crew], tmp_path: Path) -> None:
         (0.0, Started()), (1.0, Row("lion, float32", "speed", 0.97, 0.95)), (1.0, Note("a note")), (1.0, Ended()),
     ]  # fmt: skip
     run("bench", "gpu", "--rule", "lion", "--json", str(tmp_path))
-    page = results_page(tmp_path)
+    page = results_pages(tmp_path)["gpu"]
     assert "Some GPU with 80 GiB and 50 MiB of L2, CUDA 13.0" in page
-    assert "| lion, float32 | speed | 0.97 | at least 0.95 | yes |" in page
+    assert "| lion, float32 | 0.97 | at least 0.95 | yes |" in page
     assert "- a note" in page
 
 

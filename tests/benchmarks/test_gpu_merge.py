@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import merge
-from benchmarks.page import results_page
+from benchmarks.page import results_pages
 from benchmarks.result import Record, Result, Row, read_result
 from rulec.errors import RulecError
 
@@ -105,7 +105,7 @@ def test_the_page_names_the_machine_of_each_part_and_what_is_missing(tmp_path: P
     both = merge.merged(FIRST, new)
     (tmp_path / "gpu.json").write_text(json.dumps(both.data()))
     assert read_result(tmp_path / "gpu.json") == both
-    page = results_page(tmp_path)
+    page = results_pages(tmp_path)["gpu"]
     assert "Parts host, muon: measured on 2026-12-01: H100 with 64 GiB" in page
     assert "Parts jax: measured on 2026-12-01: H200 with 64 GiB" in page
     (missing,) = [line for line in page.splitlines() if line.startswith("No run of these parts")]

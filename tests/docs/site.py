@@ -23,7 +23,7 @@ def build(folder: Path) -> list[Path]:
         env={**os.environ, "RULEC_GALLERY": " ".join(RULES), "NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return sorted({*folder.glob("*.html"), *folder.glob("gallery/*.html")} - {folder / "404.html"})
+    return sorted({*folder.rglob("*.html")} - {folder / "404.html"})
 
 
 class Page(HTMLParser):

@@ -98,6 +98,44 @@ def test_nothing_is_wider_than_the_window(browser: Tab, pages: list[Path], width
     assert browser.errors == []
 
 
+#: The tables of which a part lies outside of their column, and the words of tables that are broken inside.
+BROKEN = """
+[...document.querySelectorAll(".md-typeset table")].flatMap((table) => {
+  const box = table.closest(".md-typeset__scrollwrap");
+  if (!table.getClientRects().length) return [];
+  if (box && box.scrollWidth > box.clientWidth + 1) return [`clipped: ${table.textContent.trim().slice(0, 40)}`];
+  const texts = document.createTreeWalker(table, NodeFilter.SHOW_TEXT), broken = [];
+  for (let text = texts.nextNode(); text; text = texts.nextNode())
+    for (const word of text.data.matchAll(/(?<![\\w./-])[A-Za-z]{4,}(?![\\w./(-])/g)) {
+      const range = document.createRange();
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map((each) => Math.round(each.top))).size > 1) broken.push(word[0]);
+    }
+  return broken.slice(0, 3);
+}).slice(0, 5)
+"""
+
+#: The most pixels of a chapter of benchmarks.
+TALL = 6000
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_tables_are_whole_and_their_words_too(browser: Tab, pages: list[Path], width: int) -> None:
+    """On every page of the manual; a page for one rule stands for those of all."""
+    sized(browser, pages[0], width)
+    faults = {}
+    for page in pages:
+        shown(browser, page)
+        browser.wait("document.querySelectorAll('.md-typeset table:not([class])').length == 0 || window.manual_is_set")
+        if broken := browser.value(BROKEN):
+            faults[page.name] = broken
+        if "benchmarks" in page.parts[-2:] or page.name == "benchmarks.html":
+            tall = browser.value("document.querySelector('article').scrollHeight")
+            assert tall <= TALL, (page.name, tall)
+    assert faults == {}
+
+
 @pytest.mark.parametrize("width", [1400, 390])
 def test_axe_finds_no_violation(browser: Tab, pages: list[Path], axe: str, width: int) -> None:
     sized(browser, pages[0], width)
