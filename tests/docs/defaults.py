@@ -139,7 +139,7 @@ def cell(rule: str) -> str:
     by_authors = read()[rule].get("whose") in (AUTHORS, PAPER)
     text = f"[authors' defaults]({read()[rule]['url']})" if by_authors else f"defaults of {found.whose}"
     if found.differing:
-        text += f" but for {_names(found.differing)}"
+        text += f", except {_names(found.differing)}"
     return f"{text}; none for {_names(found.unset)}" if found.unset else text
 
 

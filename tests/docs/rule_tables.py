@@ -74,12 +74,11 @@ def _checked(name: str, checks: Sequence[Mapping[str, Any]]) -> list[str]:
 def of_factors(name: str) -> str:
     """Of which sides another code has square factors for the kernel of a convolution, and the rule."""
     found, shape = factors()[name], tuple(FACTORED["shape"])
-    theirs = f"{_listed(found.get('theirs', ()))} for a kernel {shape}, and the rule of {_listed(found['here'])}"
     if "refuses" in found:
-        refused, here = found["refuses"], _listed(found["here"])
-        theirs = f"each dimension and refuses tensors of {refused}; the rule has those of {here}"
-    joined = "has factors for" if "refuses" in found else "has factors of"
-    return f"{found['code']} {joined} {theirs}: it is another rule there"
+        has = f"has a factor for each dimension and refuses tensors of {found['refuses']} dimensions"
+    else:
+        has = f"has factors of {_listed(found['theirs'])} for a kernel {shape}"
+    return f"{found['code']} {has}, and the rule factors of {_listed(found['here'])}"
 
 
 def _listed(sides: Sequence[int]) -> str:
@@ -118,7 +117,7 @@ def _facts(name: str, family: str, checks: Sequence[Mapping[str, Any]]) -> list[
     return [
         ("family", family), ("paper", source), ("structure", structure), ("stages", stages), ("bytes moved", moved),
         ("states", states), ("state bytes", size), ("checked against", others), ("difference", difference),
-        ("as theirs is called", called), ("defaults", defaults.cell(name)),
+        ("as it is called", called), ("defaults", defaults.cell(name)),
     ]  # fmt: skip
 
 
