@@ -126,12 +126,10 @@ def read(path: Path) -> Result:
 
 def _missed(results: Sequence[Result]) -> str:
     """The rows of all measurements that miss their targets."""
-    lines = ["# Missed targets", "", "Each target is one that the project set itself before measuring.", ""]
-    for result in results:
-        missed = [row for row in result.rows if row.met is False]
-        if missed:
-            lines += [f"## {_TITLE[result.name]}", "", *_table(missed, "figure", lambda row: row.what)]
-    return "\n".join(lines if len(lines) > 4 else [*lines, "Nothing: every target is met.", ""])
+    missed = [(result.name, row) for result in results for row in result.rows if row.met is False]
+    lines = [f"- {_TITLE[name]}: {row.what}: {figure(row)}, wanted {target(row)}" for name, row in missed]
+    head = ["# Missed targets", "", "Each target is one that the project set itself before measuring.", ""]
+    return "\n".join([*head, *(lines or ["Nothing: every target is met."]), ""])
 
 
 def _counts(result: Result) -> str:

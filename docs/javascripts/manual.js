@@ -16,8 +16,8 @@ function stackTables() {
     for (const row of table.tBodies[0]?.rows ?? [])
       [...row.cells].forEach((cell, column) => (cell.dataset.head = heads[column] ?? ""));
     const box = table.closest(".md-typeset__scrollwrap");
-    table.classList.remove("stacked");
-    table.classList.toggle("stacked", box.clientWidth > 0 && box.scrollWidth > box.clientWidth + 1);
+    table.removeAttribute("data-stacked");
+    table.toggleAttribute("data-stacked", box.clientWidth > 0 && box.scrollWidth > box.clientWidth + 1);
   }
 }
 

@@ -110,7 +110,8 @@ BROKEN = """
       const range = document.createRange();
       range.setStart(text, word.index);
       range.setEnd(text, word.index + word[0].length);
-      if (new Set([...range.getClientRects()].map((each) => Math.round(each.top))).size > 1) broken.push(word[0]);
+      const rows = [...range.getClientRects()].filter((each) => each.width > 1).map((each) => Math.round(each.top));
+      if (new Set(rows).size > 1) broken.push(text.data.slice(word.index - 9, word.index + 29));
     }
   return broken.slice(0, 3);
 }).slice(0, 5)
