@@ -125,9 +125,13 @@ def read(path: Path) -> Result:
 
 
 def _missed(results: Sequence[Result]) -> str:
-    """The rows of all measurements that miss their targets."""
-    missed = [(result.name, row) for result in results for row in result.rows if row.met is False]
-    lines = [f"- {_TITLE[name]}: {row.what}: {figure(row)}, wanted {target(row)}" for name, row in missed]
+    """The rows of all measurements that miss their targets, together where measure and target are the same."""
+    missed: dict[str, list[str]] = {}
+    for result in results:
+        for row in [row for row in result.rows if row.met is False]:
+            what = f"{_TITLE[result.name]}, {row.measure.partition(';')[0]}, {target(row)}"
+            missed.setdefault(what, []).append(f"{_subject(row)}: {figure(row)}")
+    lines = [f"- **{what}**: {'; '.join(rows)}" for what, rows in missed.items()]
     head = ["# Missed targets", "", "Each target is one that the project set itself before measuring.", ""]
     return "\n".join([*head, *(lines or ["Nothing: every target is met."]), ""])
 

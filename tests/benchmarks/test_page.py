@@ -36,7 +36,7 @@ def test_every_row_is_in_its_chapter_with_its_target_and_whether_it_is_met(tmp_p
     assert "1 of 2 targets are met." in pages["many"]
     assert "- a note" in pages["many"]
     assert "2 threads" in pages["many"]
-    assert "- Many tensors: slow: speed; 3 ns: 0.50, wanted at least 1" in pages["missed"]
+    assert "- **Many tensors, speed, at least 1**: slow; 3 ns: 0.50" in pages["missed"]
     assert "[Many tensors](benchmarks/many.md) | 3 | 1 of 2 |" in pages[""]
 
 
