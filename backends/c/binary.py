@@ -35,11 +35,11 @@ class CBinary(PackedBits):
         arrays = (inputs, weights, np.empty(weights.size, np.uint64), results, *plan.tables)
         _call("multiply_bits", arrays, (*plan.sizes, plan.lines, plan.spans, threads(plan.spans)))
 
-    def _draw(self, thresholds: Array, results: Array, told: Mapping[str, int]) -> None:
-        _call("draw_bits", (thresholds, results), [told[name] for name in DRAW], most())
+    def _draw(self, thresholds: Array, results: Array, sizes: Mapping[str, int]) -> None:
+        _call("draw_bits", (thresholds, results), [sizes[name] for name in DRAW], most())
 
-    def _add(self, words: Array, weights: Array, sums: Array, told: Mapping[str, int]) -> None:
-        _call("add_bits", (words, weights, sums), (told["members"], told["total"]), most())
+    def _add(self, words: Array, weights: Array, sums: Array, sizes: Mapping[str, int]) -> None:
+        _call("add_bits", (words, weights, sums), (sizes["members"], sizes["total"]), most())
 
 
 def _call(name: str, arrays: Sequence[Array], sizes: Sequence[int], *more: int) -> None:
@@ -80,7 +80,7 @@ def source() -> str:
 def _group(count: int) -> str:
     """The statements that join `count` words, from `at` on, to a row of results."""
     line = "const uint64_t *restrict w{0} = of + p->outputs * kind[2 + p->places + at + {0}];"
-    lines = [f"const uint64_t x{i} = own[kind[2 + at + {i}]];" for i in range(count)]
+    lines = [f"const uint64_t x{i} = inputs[kind[2 + at + {i}]];" for i in range(count)]
     lines += [line.format(i) for i in range(count)]
     differing = " + ".join(f"popcount(x{i} ^ w{i}[j])" for i in range(count))
     lines += ["for (int64_t j = left; j < right; j++)", f"    row[j] -= 2 * (int32_t)({differing});"]
@@ -121,7 +121,7 @@ static void arrange(const Product *p, int64_t span)
 }
 
 /* One row, for a block of its outputs; `kind` says which words of the kernel are inside the inputs. */
-static void multiply_row(const Product *p, const int64_t *kind, const uint64_t *own, const uint64_t *of,
+static void multiply_row(const Product *p, const int64_t *kind, const uint64_t *inputs, const uint64_t *of,
                          int32_t *restrict row, int64_t left, int64_t right)
 {
     const int64_t inside = kind[0];
@@ -145,9 +145,9 @@ static void multiply(const Product *p, int64_t span)
     const uint64_t *of = p->lines + p->outputs * p->places * member;
     for (int64_t number = begin; number < end; number++) {
         const int64_t sample = number / p->positions, position = number % p->positions;
-        const uint64_t *own = p->inputs + p->input_words * (p->samples * member + sample) + p->first[position];
+        const uint64_t *inputs = p->inputs + p->input_words * (p->samples * member + sample) + p->first[position];
         const int64_t *kind = p->kinds + (2 + 2 * p->places) * p->kind_of[position];
-        multiply_row(p, kind, own, of, p->results + p->outputs * (rows * member + number), left, right);
+        multiply_row(p, kind, inputs, of, p->results + p->outputs * (rows * member + number), left, right);
     }
 }
 

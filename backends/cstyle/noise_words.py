@@ -157,16 +157,16 @@ FUNCTION void draw_word(const Draw *draw, int64_t index)
     const uint32_t flip = opposite ? 0xffffffff : 0;
     const int64_t first = draw->count * row + 64 * number, left = draw->count - 64 * number;
     const int64_t inside = left < 64 ? left : 64;
-    uint64_t found = 0;
+    uint64_t bits = 0;
     for (int64_t block = first / 4; 4 * block < first + inside; block++) {
         const Words words = words_of(draw, block, direction);
         for (int i = 0; i < 4; i++) {
             const int64_t at = 4 * block + i - first;
             if (at >= 0 && at < inside && (words.at[i] ^ flip) < draw->thresholds[first + at])
-                found |= (uint64_t)1 << at;
+                bits |= (uint64_t)1 << at;
         }
     }
-    draw->results[index] = found;
+    draw->results[index] = bits;
 }
 """
 

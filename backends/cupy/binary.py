@@ -33,12 +33,12 @@ class CupyBinary(PackedBits):
         numbers = (*sizes, *window.stride, *window.padding, *window.out, *tiles)
         self._launch("multiply_bits", window.members * math.prod(tiles), (inputs, weights, results), numbers)
 
-    def _draw(self, thresholds: Any, results: Any, told: Mapping[str, int]) -> None:
-        sizes = [told[name] for name in DRAW]
+    def _draw(self, thresholds: Any, results: Any, numbers: Mapping[str, int]) -> None:
+        sizes = [numbers[name] for name in DRAW]
         self._launch("draw_bits", -(-results.size // THREADS), (thresholds, results), sizes)
 
-    def _add(self, words: Any, weights: Any, sums: Any, told: Mapping[str, int]) -> None:
-        sizes = told["members"], told["total"]
+    def _add(self, words: Any, weights: Any, sums: Any, numbers: Mapping[str, int]) -> None:
+        sizes = numbers["members"], numbers["total"]
         self._launch("add_bits", -(-sums.size // THREADS), (words, weights, sums), sizes)
 
     def _launch(self, name: str, blocks: int, arrays: Sequence[Any], sizes: Sequence[int]) -> None:
@@ -47,9 +47,10 @@ class CupyBinary(PackedBits):
         kernel((blocks,), (THREADS,), (*(int(a.data.ptr) for a in arrays), *map(int, sizes)))
 
 
-#: A block of threads computes a square tile of results, each thread `OWN` by `OWN` of them, `DEEP` words at a time.
-SIDE, OWN, DEEP = 64, 4, 16
-THREADS = (SIDE // OWN) ** 2
+#: A block of threads computes a square tile of results, each thread a small square of `SQUARE` by `SQUARE` of them.
+#: It takes `DEEP` words at a time.
+SIDE, SQUARE, DEEP = 64, 4, 16
+THREADS = (SIDE // SQUARE) ** 2
 
 #: The sizes of a product, after its addresses; all in the order height, width.
 PRODUCT = (
@@ -64,7 +65,7 @@ def source() -> str:
         "<draw>": draw_words("__device__ inline"), "<draw fields>": ", ".join(DRAW),
         "<draw arguments>": ", ".join(f"int64_t {name}" for name in DRAW),
         "<product>": ", ".join(PRODUCT), "<product arguments>": ", ".join(f"int64_t {name}" for name in PRODUCT),
-        "<side>": SIDE, "<own>": OWN, "<deep>": DEEP, "<threads>": THREADS,
+        "<side>": SIDE, "<square>": SQUARE, "<deep>": DEEP, "<threads>": THREADS,
     }  # fmt: skip
     return filled(_TEXT, parts)
 
@@ -97,11 +98,11 @@ __device__ inline Place place_of(const Product &p, int64_t row)
 }
 
 // A word of the inputs, and all bits set where it is inside them: what is outside counts for nothing.
-struct Found {
+struct Masked {
     uint64_t word, inside;
 };
 
-__device__ inline Found find(const Product &p, const uint64_t *inputs, int64_t row, int64_t place)
+__device__ inline Masked find(const Product &p, const uint64_t *inputs, int64_t row, int64_t place)
 {
     if (row >= p.rows() || place >= p.places())
         return {0, 0};
@@ -133,19 +134,20 @@ extern "C" __global__ void __launch_bounds__(<threads>) multiply_bits(
     const uint64_t *inputs, const uint64_t *weights, int *results, <product arguments>)
 {
     const Product p = {<product>};
-    __shared__ Found own[<deep>][<side>];
+    __shared__ Masked sample[<deep>][<side>];
     __shared__ uint64_t of[<deep>][<side>];
     const int64_t tile = blockIdx.x, member = tile / (p.row_tiles * p.column_tiles);
     const int64_t top = tile / p.column_tiles % p.row_tiles * <side>, left = tile % p.column_tiles * <side>;
-    const int thread = threadIdx.x, row = thread / (<side> / <own>) * <own>, column = thread % (<side> / <own>) * <own>;
+    const int thread = threadIdx.x, row = thread / (<side> / <square>) * <square>;
+    const int column = thread % (<side> / <square>) * <square>;
     inputs += member * p.samples * p.height * p.width * p.words;
     weights += member * p.outputs * p.places();
-    int different[<own>][<own>] = {};
+    int different[<square>][<square>] = {};
     for (int64_t deep = 0; deep < p.places(); deep += <deep>) {
 #pragma unroll 1
         for (int i = thread; i < <deep> * <side>; i += <threads>) {
             const int line = i / <deep>, word = i % <deep>;
-            own[word][line] = find(p, inputs, top + line, deep + word);
+            sample[word][line] = find(p, inputs, top + line, deep + word);
             const bool there = left + line < p.outputs && deep + word < p.places();
             of[word][line] = there ? weights[(left + line) * p.places() + deep + word] : 0;
         }
@@ -153,18 +155,18 @@ extern "C" __global__ void __launch_bounds__(<threads>) multiply_bits(
 #pragma unroll 4
         for (int word = 0; word < <deep>; ++word)
 #pragma unroll
-            for (int i = 0; i < <own>; ++i)
+            for (int i = 0; i < <square>; ++i)
 #pragma unroll
-                for (int j = 0; j < <own>; ++j) {
-                    const Found found = own[word][row + i];
-                    different[i][j] += __popcll((found.word ^ of[word][column + j]) & found.inside);
+                for (int j = 0; j < <square>; ++j) {
+                    const Masked bits = sample[word][row + i];
+                    different[i][j] += __popcll((bits.word ^ of[word][column + j]) & bits.inside);
                 }
         __syncthreads();
     }
 #pragma unroll
-    for (int i = 0; i < <own>; ++i)
+    for (int i = 0; i < <square>; ++i)
 #pragma unroll
-        for (int j = 0; j < <own>; ++j)
+        for (int j = 0; j < <square>; ++j)
             if (top + row + i < p.rows() && left + column + j < p.outputs)
                 results[(member * p.rows() + top + row + i) * p.outputs + left + column + j] =
                     (int)bits_of(p, top + row + i) - 2 * different[i][j];

@@ -65,7 +65,7 @@ class CudaFile(OneFile):
     #: What moves parameters between steps, for a file of such a move; empty for a step.
     word = ""
     locals = (
-        "count", "tensors", "tensor", "hyper", "words", "chunk", "bound", "given", "row", "i", "start", "blocks",
+        "count", "tensors", "tensor", "hyper", "words", "chunk", "bound", "per_call", "row", "i", "start", "blocks",
         "table", "stays", "scale", "arguments", "stream", "size", "step", "shared", "scratch", "finish", "first",
         "line", "kinds", "r", *RESERVED, *DIALECT.reserved, *LIBRARY,
     )  # fmt: skip
@@ -214,7 +214,7 @@ class CudaFile(OneFile):
             "name": self.name, "upper": self.name.upper(), "elements": str(ELEMENTS), "chunk": str(len(CHUNK)),
             "bounds": str(len(self.bound)), "givens": str(len(GIVEN) + len(self.per_call)), "line": str(line),
             "columns": str(len(self.program.columns)), "threads": str(THREADS), "count_of": "`count` and `blocks`",
-            "every": " | ".join([*["given[2]"] * self._reads_gradients, *(
+            "every": " | ".join([*["per_call[2]"] * self._reads_gradients, *(
                 f"bound[{self.bound.index(b)}]" for b in self._wide()
             )]),
             "slot": f"(chunk - words) / {len(CHUNK)}" if results else "0",
@@ -275,8 +275,8 @@ class CudaFile(OneFile):
         return {
             "fill": call_lines(head, [[*itertools.chain(*groups)]], ""),
             "addresses": [*(f"bound[{i}] = (long long){owner}->{member};" for i, owner, member in at),
-                          *[f"given[2] = (long long)tensor->{self.members['g']};"] * self._reads_gradients,
-                          *(f"given[{len(GIVEN) + self.per_call.index(x)}] = {text};"
+                          *[f"per_call[2] = (long long)tensor->{self.members['g']};"] * self._reads_gradients,
+                          *(f"per_call[{len(GIVEN) + self.per_call.index(x)}] = {text};"
                             for x, text in counts.items() if x in self.per_call)],
             "finish": [f"long long *const finish = (long long *)(row + {len(self.program.columns)} * count);",
                        f"static const int kinds[] = {{{codes}}};"] if results else [],
@@ -289,7 +289,7 @@ class CudaFile(OneFile):
         """The declarations of the scalar table and of the words of reductions."""
         givens, columns = len(GIVEN) + len(self.per_call), len(self.program.columns)
         table = "double" if self._between() else "const double"
-        lines = [f"{table} *table = ({table} *)(given + {givens} * count);"]
+        lines = [f"{table} *table = ({table} *)(per_call + {givens} * count);"]
         if self.reduced:
             lines.append(f"const long long *finish = (const long long *)(table + {columns} * count);")
         return lines
@@ -308,7 +308,7 @@ class CudaFile(OneFile):
                 lines.append(f"void *{x.arguments}[] = {{&first_{stage}}};")
         if self._between():
             last = ", &finish" if self.reduced else ""
-            lines.append(f"void *numbers[] = {{&count, &bound, &given, &table{last}}};")
+            lines.append(f"void *numbers[] = {{&count, &bound, &per_call, &table{last}}};")
         lines.append(f"cudaError_t error = {calls[0]};")
         for call in calls[1:]:
             lines += ["if (error == cudaSuccess)", f"    error = {call};"]

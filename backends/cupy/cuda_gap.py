@@ -28,7 +28,7 @@ from .words import DIALECT
 EXTENTS = ("batch", "rows", "cols")
 
 _LOCALS = frozenset(
-    {"own", "call", "row", "k", "work", "totals", "line", "column", "matrix", "size", "index", *EXTENTS}
+    {"entry", "call", "row", "k", "work", "totals", "line", "column", "matrix", "size", "index", *EXTENTS}
 )  # fmt: skip
 _TAKEN = RESERVED | DIALECT.reserved | frozenset(LIBRARY) | _LOCALS
 
@@ -158,7 +158,7 @@ class GapKernel:
         return self._pointers[name][0]
 
     def _word(self, name: str) -> str:
-        return f"own[{self._words.bound.index(name)}]" if name in self._words.bound else self._call(name)
+        return f"entry[{self._words.bound.index(name)}]" if name in self._words.bound else self._call(name)
 
     def _call(self, name: str) -> str:
         return f"call[{len(GIVEN) + self._words.per_call.index(name)}]"
@@ -168,7 +168,7 @@ class GapKernel:
     def text(self) -> str:
         """The kernel."""
         head = f'extern "C" __global__ void __launch_bounds__({THREADS}) {self.name}'
-        inputs = ["const int64_t *bound", "const int64_t *given", "double *table"]
+        inputs = ["const int64_t *bound", "const int64_t *per_call", "double *table"]
         lines = call_lines(head, [[*inputs, *["const Finish *totals"] * bool(self._words.totals)]], "")
         return "\n".join([f"// {self._about}", *lines, "{", *indented([*self._begin(), *self.lines]), "}"])
 
@@ -238,8 +238,8 @@ class GapKernel:
         later = [*pointers, *work, *arrays, *self.lines]
         extents = [f"const int64_t {x} = {self._call(x)};" for x in EXTENTS if used(later, x)]
         bases = {
-            "own": f"const int64_t *const own = bound + {len(self._words.bound)} * blockIdx.x;",
-            "call": f"const int64_t *const call = given + {len(GIVEN) + len(self._words.per_call)} * blockIdx.x;",
+            "entry": f"const int64_t *const entry = bound + {len(self._words.bound)} * blockIdx.x;",
+            "call": f"const int64_t *const call = per_call + {len(GIVEN) + len(self._words.per_call)} * blockIdx.x;",
             "row": f"double *const row = table + {len(self._program.columns)} * blockIdx.x;",
         }
         named = [text for name, text in bases.items() if any(re.search(rf"\b{name}\[", x) for x in [*extents, *later])]

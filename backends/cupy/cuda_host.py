@@ -55,10 +55,10 @@ WORK = """\
 <fill>
 {
     const long long blocks = (<name>_words(count, tensors) - <line> * count) / <chunk>;
-    long long *chunk = words, *bound = words + <chunk> * blocks, *given = bound + <bounds> * count;
-    double *row = (double *)(given + <givens> * count);
+    long long *chunk = words, *bound = words + <chunk> * blocks, *per_call = bound + <bounds> * count;
+    double *row = (double *)(per_call + <givens> * count);
     <finish>
-    for (long long i = 0; i < count; ++i, bound += <bounds>, given += <givens>, row += <columns>) {
+    for (long long i = 0; i < count; ++i, bound += <bounds>, per_call += <givens>, row += <columns>) {
         <const><name>_tensor *const tensor = tensors + i;
         <first>
         for (long long start = 0; start < tensor->size; start += <elements>, chunk += <chunk>) {
@@ -68,8 +68,8 @@ WORK = """\
             chunk[3] = <slot>;
         }
         <addresses>
-        given[0] = i;
-        given[1] = ((<every>) & 15) == 0;
+        per_call[0] = i;
+        per_call[1] = ((<every>) & 15) == 0;
         <joins>
         <scalars>
         <stores>
@@ -82,11 +82,11 @@ WORK = """\
 <about>
 extern "C" cudaError_t <function>(<words_type> *words, long long count, long long blocks, cudaStream_t stream)
 {
-    <words_type> *bound = words + <chunk> * blocks, *given = bound + <bounds> * count;
+    <words_type> *bound = words + <chunk> * blocks, *per_call = bound + <bounds> * count;
     <tables>
     const bool *stays = 0;
     const float *scale = 0;
-    void *arguments[] = {&words, &bound, &given, &table, &stays, &scale};
+    void *arguments[] = {&words, &bound, &per_call, &table, &stays, &scale};
     <launches>
 }
 """

@@ -50,7 +50,7 @@ class File(Protocol):
 
 #: The words of a tensor in a call after its addresses.
 _PER_CALL = ("even", "index", "t", *EXTENTS)
-_WIDE = "const bool wide = given[1];  // whether all its addresses are multiples of 16"
+_WIDE = "const bool wide = per_call[1];  // whether all its addresses are multiples of 16"
 
 #: The line for a tensor's row of the table, and its name: a kernel without columns does not read it.
 ROW_LINE, ROW_USED = re.compile(r"    const int64_t place = .*\n"), re.compile(r"\bplace\b")
@@ -140,7 +140,7 @@ class KindKernels:
         kernel = kind(program, layout, stage, self._stage_name(index), f"{self.name}_element_{index}")
         kernel.bound, kernel.per_call = self.bound, self.per_call
         texts = [text if len(ROW_USED.findall(text)) > 1 else ROW_LINE.sub("", text) for text in kernel.texts()]
-        even = f"const bool wide = given[{self.call_word('even')}];  // and whether all its lines are"
+        even = f"const bool wide = per_call[{self.call_word('even')}];  // and whether all its lines are"
         return [text.replace(_WIDE, even) for text in texts] if shaped else texts
 
     def call_word(self, name: str) -> int:
@@ -225,7 +225,7 @@ class KindKernels:
                     launches += self._launch_iteration(name)
             if stage.roots:
                 table = f"BLOCKS_{self.number}_{self.cuts.index(self.cut_of(stage))}"
-                tables = [table, *(f"{x}_{self.number}" for x in ("BOUND", "GIVEN", "TABLE"))]
+                tables = [table, *(f"{x}_{self.number}" for x in ("BOUND", "PER_CALL", "TABLE"))]
                 launches.append(Launch(self._stage_name(i), table, [*tables, "stays", "scale"]))
             if stage.reduces:
                 table = f"JOINS_{self.number}_{i}"
@@ -234,7 +234,7 @@ class KindKernels:
         return launches + [self._launch_gap("after")] * bool(self.program.finish)
 
     def _launch_gap(self, word: str, part: int | None = None) -> Launch:
-        tables = [f"{x}_{self.number}" for x in ("BOUND", "GIVEN", "TABLE")]
+        tables = [f"{x}_{self.number}" for x in ("BOUND", "PER_CALL", "TABLE")]
         more = ["TOTALS"] * bool(self.words.totals)
         return Launch(f"{self.name}_{word}", f"BOUND_{self.number}", [*tables, *more], part)
 

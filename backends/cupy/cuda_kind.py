@@ -27,7 +27,7 @@ class Kind(KindKernels):
         """The tables of this kind, and the words of a line of each."""
         number = self.number
         tables = {
-            f"BOUND_{number}": len(self.bound), f"GIVEN_{number}": len(GIVEN) + len(self.per_call),
+            f"BOUND_{number}": len(self.bound), f"PER_CALL_{number}": len(GIVEN) + len(self.per_call),
             f"TABLE_{number}": len(self.program.columns),
         }  # fmt: skip
         tables |= {f"BLOCKS_{number}_{k}": len(TILE if cut.pack else CHUNK) for k, cut in enumerate(self.cuts)}
@@ -75,7 +75,7 @@ class Kind(KindKernels):
         return [b for b in self.addressed if b not in narrow]
 
     def _gradient(self) -> list[str]:
-        return [f"given[{self.call_word('g')}]"]
+        return [f"per_call[{self.call_word('g')}]"]
 
     def _cut_lines(self) -> list[str]:
         return [
@@ -131,7 +131,7 @@ class Kind(KindKernels):
 
     def _count_lines(self) -> list[str]:
         upper, number = self.main.name.upper(), self.number
-        lines = {f"{x}_{number}": "1" for x in ("BOUND", "GIVEN", "TABLE")}
+        lines = {f"{x}_{number}": "1" for x in ("BOUND", "PER_CALL", "TABLE")}
         lines |= {f"BLOCKS_{number}_{k}": f"cuts[{k}].blocks" for k in range(len(self.cuts))}
         for i, stage in enumerate(self.program.stages):
             sizes = [self._joined(stage, r)[0] for r in stage.reduces]
@@ -160,7 +160,7 @@ class Kind(KindKernels):
         }  # fmt: skip
         for name in self.per_call:
             if name != "even":
-                lines.append(f"given[{self.call_word(name)}] = {known.get(name) or self._place(name)};")
+                lines.append(f"per_call[{self.call_word(name)}] = {known.get(name) or self._place(name)};")
         return lines
 
     def _table_lines(self) -> list[str]:
@@ -180,7 +180,7 @@ class Kind(KindKernels):
 
     def _matrix_lines(self, vector: str) -> list[str]:
         upper, word, source = self.main.name.upper(), self.word(vector), self.source(vector)
-        at = f"bound[{self.bound.index(source)}]" if source in self.bound else f"given[{self.call_word(source)}]"
+        at = f"bound[{self.bound.index(source)}]" if source in self.bound else f"per_call[{self.call_word(source)}]"
         rounds, matrices = f"plan->rounds[{upper}_ROUNDS_{word}]", f"{upper}_MATRICES_{word}"
         tables = [matrices, f"{upper}_SQUARE_{word}", f"{upper}_WIDE_{word}"]
         return [
@@ -188,7 +188,7 @@ class Kind(KindKernels):
                 f"{rounds} = {self.rounds(vector)};",
                 "/* The last iteration leaves its result where the next stage reads it. */",
                 f"const bool even = {rounds} % 2 == 0;",
-                f"const long long here = given[{self.call_word(vector)}], other = {self._place(f'{vector} other')};",
+                f"const long long here = per_call[{self.call_word(vector)}], other = {self._place(f'{vector} other')};",
                 f"const long long addresses[] = {{{at}, even ? here : other, even ? other : here,",
                 f"    {', '.join(self._place(f'{vector} {x}') for x in ('gram', 'weight', 'squares'))}}};",
                 f"long long *lines[] = {{{', '.join(f'next[{x}]' for x in tables)}}};",

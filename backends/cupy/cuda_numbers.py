@@ -21,7 +21,7 @@ from .plan import GIVEN, THREADS
 from .stage import KIND, NOTHING
 from .words import DIALECT
 
-_LOCALS = frozenset({"count", "own", "call", "results", "over_all"})
+_LOCALS = frozenset({"count", "entry", "call", "results", "over_all"})
 #: The values that a thread reads from memory.
 _LEAVES = (Op.RESULT, Op.SCALAR, Op.LOAD, Op.STEP)
 _LOOP = "for (int64_t i = threadIdx.x; i < count; i += blockDim.x)"
@@ -87,7 +87,7 @@ class NumbersKernel:
     def text(self) -> str:
         """The kernel."""
         head = f'extern "C" __global__ void __launch_bounds__({THREADS}) {self.name}'
-        inputs = ["int64_t count", "const int64_t *bound", "const int64_t *given", "double *table"]
+        inputs = ["int64_t count", "const int64_t *bound", "const int64_t *per_call", "double *table"]
         lines = call_lines(head, [[*inputs, *["const Finish *finish"] * bool(self._lines.results)]], "")
         return "\n".join([f"// {self._about}", *lines, "{", *indented(self._body()), "}"])
 
@@ -139,8 +139,8 @@ class NumbersKernel:
         lines = [line for n in walk(printer.stage.roots) if n.op in _LEAVES for line in self._read(n)]
         lines += [f"const {kinds[name]} {name} = {text};" for name, text in printer.lines()] + last
         pointers = {
-            "own": f"const int64_t *const own = bound + {len(self._lines.bound)} * i;",
-            "call": f"const int64_t *const call = given + {len(GIVEN) + len(self._lines.per_call)} * i;",
+            "entry": f"const int64_t *const entry = bound + {len(self._lines.bound)} * i;",
+            "call": f"const int64_t *const call = per_call + {len(GIVEN) + len(self._lines.per_call)} * i;",
             "row": f"double *const row = table + {len(self._program.columns)} * i;",
         }
         return [text for name, text in pointers.items() if any(f"{name}[" in line for line in lines)] + lines
@@ -156,7 +156,7 @@ class NumbersKernel:
         elif leaf.op is Op.RESULT:
             text = f"results[{self._lines.results.index(name)} * count + i]"
         elif leaf.op is Op.LOAD:
-            text = self._number(name, "own")
+            text = self._number(name, "entry")
         else:
             text = f"(double)call[{len(GIVEN) + self._lines.per_call.index(self._called(leaf))}]"
         return [f"const {kind} {self._names[leaf]} = {text};"]

@@ -262,17 +262,17 @@ static long long <name>_fill_<kind>(
     long long places[<place_count>];
     <name>_cuts_<kind>(view, cuts);
     at = <name>_places_<kind>(view, cuts, at, places);
-    long long *const bound = next[<upper>_BOUND_<kind>], *const given = next[<upper>_GIVEN_<kind>];
+    long long *const bound = next[<upper>_BOUND_<kind>], *const per_call = next[<upper>_PER_CALL_<kind>];
     double *const row = (double *)next[<upper>_TABLE_<kind>];
     <words>
-    given[0] = place;
-    given[1] = ((<every>) & 15) == 0;
-    given[<even>] = given[1] && view->width % <pack> == 0;
+    per_call[0] = place;
+    per_call[1] = ((<every>) & 15) == 0;
+    per_call[<even>] = per_call[1] && view->width % <pack> == 0;
     <scalars>
     <stores>
     <tables>
     next[<upper>_BOUND_<kind>] += <bounds>;
-    next[<upper>_GIVEN_<kind>] += <givens>;
+    next[<upper>_PER_CALL_<kind>] += <givens>;
     next[<upper>_TABLE_<kind>] += <columns>;
     return at;
 }

@@ -54,14 +54,14 @@ __device__ inline Words words_of(const Noise &noise, int64_t block, <whole> dire
 """
 
 #: The loops over directions, where a lane makes the words of only its own elements.
-_OWN = """\
+_ALONE = """\
     const int64_t first = noise.offset + start + <wide> * lane;
 #pragma unroll 1
     for (int64_t d = 0; d < noise.count; ++d) {
         const Direction direction = directions[d];
 #pragma unroll
         for (int e = 0; e < <wide>; e += <step>) {
-            const Words made = words_of(noise, (first + e) / 4, direction.number);
+            const Words quad = words_of(noise, (first + e) / 4, direction.number);
 <add>
         }
     }
@@ -70,9 +70,9 @@ _OWN = """\
 #: The same, where lanes make words for one another.
 _SHARED = """\
     const int64_t first = noise.offset + start;  // blocks have <each> elements, and a warp <blocks> of them
-    const unsigned own = <own>;
-    __shared__ Pack<Words, 1> made[<threads>];
-    Pack<Words, 1> *const mine = made + threadIdx.x / 32 * 32;
+    const unsigned first_of_lane = <first_of_lane>;
+    __shared__ Pack<Words, 1> quads[<threads>];
+    Pack<Words, 1> *const mine = quads + threadIdx.x / 32 * 32;
 #pragma unroll 1
     for (int64_t d = 0; d < noise.count; d += <together>) {
         mine[lane].at[0] = words_of(noise, first / <each> + lane % <blocks>, directions[d + lane / <blocks>].number);
@@ -81,7 +81,7 @@ _SHARED = """\
 #pragma unroll <unrolled>
         for (int k = 0; k < some; ++k) {
             const <real> weight = directions[d + k].weight;
-            const Words &words = mine[<blocks> * k + own / <each>].at[0];
+            const Words &words = mine[<blocks> * k + first_of_lane / <each>].at[0];
 <add>
         }
         __syncwarp();
@@ -97,11 +97,11 @@ __device__ inline Pack<<storage>, <wide>> sum_of_noise(const Noise &noise, int64
     const Direction *const directions = at<const Direction>(noise.directions);
     <real> sums[<wide>] = {};
 <loops>
-    Pack<<storage>, <wide>> found;
+    Pack<<storage>, <wide>> values;
 #pragma unroll
     for (int e = 0; e < <wide>; ++e)
-        found.at[e] = <rounded>;
-    return found;
+        values.at[e] = <rounded>;
+    return values;
 }
 """
 
@@ -141,8 +141,8 @@ class _NoisyKernel(StageKernel):
         position = f"{wide} * lane" if LANES * wide >= each else f"(unsigned)(first % {each}) + {wide} * lane"
         rounded = f"to_{dtype}(sums[e])" if dtype in ("bfloat16", "float16") else "sums[e]"
         return {
-            "<loops>": (_OWN if self.values == "normal" else _SHARED).rstrip("\n"), "<add>": self._add(),
-            "<own>": position, "<cast>": "" if self.single else "(double)", "<f>": "f" if self.single else "",
+            "<loops>": (_ALONE if self.values == "normal" else _SHARED).rstrip("\n"), "<add>": self._add(),
+            "<first_of_lane>": position, "<cast>": "" if self.single else "(double)", "<f>": "f" if self.single else "",
             "<each>": each, "<wide>": wide, "<step>": min(4, wide), "<blocks>": blocks, "<together>": together,
             "<unrolled>": min(4, together), "<threads>": THREADS,
             "<storage>": STORAGE[dtype], "<rounded>": rounded, "<real>": self.noise_real,
@@ -153,8 +153,8 @@ class _NoisyKernel(StageKernel):
         """The statements that add the values of one direction, as the loops are indented."""
         if self.values == "normal":
             # An index of a register must be a constant, so a lane with half a block chooses between two.
-            halves = ["made.at[0]", "made.at[1]"] if self.wide > 2 else [_HALF.format(i, i + 2) for i in range(2)]
-            pairs = [halves, ["made.at[2]", "made.at[3]"]][: max(1, min(self.wide, 4) // 2)]
+            halves = ["quad.at[0]", "quad.at[1]"] if self.wide > 2 else [_HALF.format(i, i + 2) for i in range(2)]
+            pairs = [halves, ["quad.at[2]", "quad.at[3]"]][: max(1, min(self.wide, 4) // 2)]
             lines = [line for i, pair in enumerate(pairs) for line in self._pair(2 * i, *pair)]
             return "\n".join(indented(indented(indented(["<real> x, y;", *lines]))))
         lines = _BITS if self.values == "rademacher" else self._bytes()
@@ -170,7 +170,7 @@ class _NoisyKernel(StageKernel):
     def _bytes(self) -> list[str]:
         """The elements of a word, or all elements of a lane if they are fewer."""
         count = min(4, self.wide)
-        shift = " >> 8 * (own % 4)" if count < 4 else ""
+        shift = " >> 8 * (first_of_lane % 4)" if count < 4 else ""
         sums = [
             f"sums[e + {i}] = fma<f>(weight, <cast>less_four(bits{f' >> {8 * i}' * (i > 0)} & 255), sums[e + {i}]);"
             for i in range(count)
@@ -179,7 +179,7 @@ class _NoisyKernel(StageKernel):
             "#pragma unroll",
             *block(
                 f"for (int e = 0; e < <wide>; e += {count})",
-                [f"const uint32_t bits = set_bits(words.at[(own + e) % 16 / 4]){shift};", *sums],
+                [f"const uint32_t bits = set_bits(words.at[(first_of_lane + e) % 16 / 4]){shift};", *sums],
             ),
         ]
 
@@ -221,11 +221,11 @@ class _NoisyKernel(StageKernel):
         return block("if (i + e < chunk.stop)", self.writer.call(arguments))
 
 
-_HALF = "first % 4 ? made.at[{1}] : made.at[{0}]"
+_HALF = "first % 4 ? quad.at[{1}] : quad.at[{0}]"
 
 #: Elements from the bits of a word.
 _BITS = [
-    "const uint32_t bits = words.at[own % 128 / 32] >> own % 32;",
+    "const uint32_t bits = words.at[first_of_lane % 128 / 32] >> first_of_lane % 32;",
     "#pragma unroll",
     *block("for (int e = 0; e < <wide>; ++e)", ["sums[e] += signed_by<f>(bits >> e & 1, weight);"]),
 ]

@@ -30,7 +30,7 @@ _KEPT = {"float32": 384, "float64": 208}
 _KEPT_ELEMENTS = 160
 
 #: The parameters of every kernel of a stage after its chunks or tiles.
-_TABLES = ("const int64_t *bound", "const int64_t *given", "const double *table", "const bool *stays",
+_TABLES = ("const int64_t *bound", "const int64_t *per_call", "const double *table", "const bool *stays",
            "const float *scale")  # fmt: skip
 
 
@@ -95,10 +95,10 @@ class StageKernel:
         part = "tile" if self.shaped else "chunk"
         return [
             f"const {part.title()} {part} = {part}s[blockIdx.x];",
-            f"bound += {len(self.bound)} * {part}.tensor;  // the tensor's own addresses",
-            f"given += {len(GIVEN) + len(self.per_call)} * {part}.tensor;  // what comes with each call",
-            "const int64_t place = given[0];  // its row of the table",
-            "const bool wide = given[1];  // whether all its addresses are multiples of 16",
+            f"bound += {len(self.bound)} * {part}.tensor;  // addresses of the tensor's arrays",
+            f"per_call += {len(GIVEN) + len(self.per_call)} * {part}.tensor;  // what comes with each call",
+            "const int64_t place = per_call[0];  // its row of the table",
+            "const bool wide = per_call[1];  // whether all its addresses are multiples of 16",
             *self._stays(),
             *self._addresses(),
             *self._scalars(),
@@ -128,7 +128,7 @@ class StageKernel:
     def _word(self, name: str) -> str:
         if name in self.bound:
             return f"bound[{self.bound.index(name)}]"
-        return f"given[{len(GIVEN) + self.per_call.index(name)}]"
+        return f"per_call[{len(GIVEN) + self.per_call.index(name)}]"
 
     def _scalars(self) -> list[str]:
         """The variables for columns of the table, for inverses, and for the factor of gradients."""

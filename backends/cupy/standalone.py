@@ -51,11 +51,11 @@ _UPDATE = '''\
             return
         chunks = chunks_of([p.size for p, _, _ in fired])
         bound = np.array([[<bound>] for p, _, state in fired], np.int64)
-        given = np.array([[i, 0, g.data.ptr] for i, (_, g, _) in enumerate(fired)], np.int64)
-        given[:, 1] = ((bound | given[:, 2:]) % 16 == 0).all(axis=1)  # read and written by 16 bytes
+        per_call = np.array([[i, 0, g.data.ptr] for i, (_, g, _) in enumerate(fired)], np.int64)
+        per_call[:, 1] = ((bound | per_call[:, 2:]) % 16 == 0).all(axis=1)  # read and written by 16 bytes
         with np.errstate(all="ignore"):
             table<and_new> = self._table([state for _, _, state in fired])
-        tables = [x.ravel().view(np.int64) for x in (chunks, bound, given, table)]
+        tables = [x.ravel().view(np.int64) for x in (chunks, bound, per_call, table)]
         device = cupy.asarray(np.concatenate(tables))
         at = [device.data.ptr]
         for x in tables[:-1]:
@@ -90,7 +90,7 @@ class CupyFile(OneFile):
     form = "a file for CuPy"
     dialect, words = DIALECT, WORDS
     locals = (
-        "states", "grads", "fired", "np", "cupy", "math", "count", "chunks", "bound", "given", "table", "columns",
+        "states", "grads", "fired", "np", "cupy", "math", "count", "chunks", "bound", "per_call", "table", "columns",
         "device", "at", "number", "start", "new", "i", "places", "place",
     )  # fmt: skip
 

@@ -109,11 +109,11 @@ _LOOSE = """\
 // Neighbouring elements at any address, moved one by one.
 template <int count, typename T> __device__ inline Pack<T, count> loose(const T *first)
 {
-    Pack<T, count> found;
+    Pack<T, count> values;
 #pragma unroll
     for (int e = 0; e < count; ++e)
-        found.at[e] = first[e];
-    return found;
+        values.at[e] = first[e];
+    return values;
 }
 """
 
@@ -244,10 +244,10 @@ _PARTS: Mapping[str, str] = {
 
 #: The names of a kernel's arguments and variables.
 _LOCALS = (
-    "place", "chunk", "chunks", "tile", "tiles", "bound", "given", "table", "stays", "scale", "row", "wide", "packed",
-    "i", "j", "e", "line", "lanes", "lane", "top", "column", "tensors", "group", "groups", "group_count", "counts",
-    "hyper", "narrow", "writes", "step", "finish", "scalars", "joined", "over_lanes", "over_block", "leave_columns",
-    "pack", "loose", "at",
+    "place", "chunk", "chunks", "tile", "tiles", "bound", "per_call", "table", "stays", "scale", "row", "wide",
+    "packed", "i", "j", "e", "line", "lanes", "lane", "top", "column", "tensors", "group", "groups", "group_count",
+    "counts", "hyper", "narrow", "writes", "step", "finish", "scalars", "joined", "over_lanes", "over_block",
+    "leave_columns", "pack", "loose", "at",
 )  # fmt: skip
 
 #: Names that no value of a rule may have, beside the words of C.

@@ -129,9 +129,9 @@ class GradientTransformation(NamedTuple):
             p = checked(p, g)
             <one>
 
-        made = jax.tree.map(one, <trees>)
+        updated = jax.tree.map(one, <trees>)
         leaves, tree = jax.tree.flatten(params)
-        columns = zip(*tree.flatten_up_to(made), strict=True) if leaves else [[]] * <count>
+        columns = zip(*tree.flatten_up_to(updated), strict=True) if leaves else [[]] * <count>
         <results> = (tree.unflatten(column) for column in columns)
         <updated>
 

@@ -26,17 +26,19 @@ MIT License
 Copyright (c) 2026 The rulec authors
 
 Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
-documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
-rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
-persons to whom the Software is furnished to do so, subject to the following conditions:
+documentation files (the "Software"), to deal in the Software without restriction, including without
+limitation the rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the
+Software, and to permit persons to whom the Software is furnished to do so, subject to the following
+conditions:
 
-The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
-Software.
+The above copyright notice and this permission notice shall be included in all copies or substantial portions
+of the Software.
 
-THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
-WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
-COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
-OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED
+TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL
+THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF
+CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER
+DEALINGS IN THE SOFTWARE.
 """
 
 
@@ -51,12 +53,12 @@ def introduction(rule: Rule) -> list[str]:
     paper = rule.paper
     cited = [str(paper[key]) for key in ("authors", "title", "year", "url") if paper.get(key)]
     lines = [title(rule), *(["", f"Paper: {', '.join(cited)}."] if cited else [])]
-    told = [line for text in lines for line in (textwrap.wrap(text, 110, break_on_hyphens=False) or [""])]
+    lines = [line for text in lines for line in (textwrap.wrap(text, 110, break_on_hyphens=False) or [""])]
     whole = rule.standalone()
     states = [f"    {key} = {text}" for key, text in _initial(whole)]
     before = ["", "Before the first step:", "", *states] if states else []
     step = whole.step_text().splitlines()
-    return [*told, *before, "", "Each step, for the gradient g of the parameter p:", "", *(f"    {x}" for x in step)]
+    return [*lines, *before, "", "Each step, for the gradient g of the parameter p:", "", *(f"    {x}" for x in step)]
 
 
 def _initial(rule: Rule) -> list[tuple[str, str]]:

@@ -447,7 +447,5 @@ def test_a_missing_sympy_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     rule = rulec.load("adam")
     assert r"\beta_{1}" in rule.latex()
     for ask in (rule.sympy, lambda: rulec.from_sympy(name="None", direction=1)):
-        with pytest.raises(
-            RulecError, match=r"^an expression of sympy needs sympy, which is not installed: pip "
-        ):
+        with pytest.raises(RulecError, match=r"^an expression of sympy needs sympy, which is not installed: pip "):
             ask()

@@ -88,7 +88,7 @@ def _function(file: CFile, word: str) -> list[str]:
     declared = [_declared(file, p) for p in parameters]
     words = ("c_int", "c_int8_t", "c_int16_t", "c_int64_t", "c_size_t", "c_float", "c_double", f"{file.name}_hyper")
     named = [x for x in words if used([kind, *declared], x)]
-    result = "status" if FUNCTIONS[word][0] == "status" else "found"
+    result = "status" if FUNCTIONS[word][0] == "status" else "answer"
     return [
         f'function {name}({", ".join(p.name for p in parameters)}) bind(c, name="{name}") result({result})',
         f"  import :: {', '.join(named)}", *(f"  {d}" for d in declared), f"  {kind} :: {result}", "end function",

@@ -158,19 +158,19 @@ module <module>
     function name_of() result(text)
       character(:), allocatable :: text
     end function
-    subroutine get_flat(self, key, value, found)
+    subroutine get_flat(self, key, value, known)
       import :: rulec_optimizer, c_double
       class(rulec_optimizer), intent(in) :: self
       character(*), intent(in) :: key
       real(c_double), intent(out) :: value
-      logical, intent(out) :: found
+      logical, intent(out) :: known
     end subroutine
-    subroutine set_flat(self, key, value, found)
+    subroutine set_flat(self, key, value, known)
       import :: rulec_optimizer, c_double
       class(rulec_optimizer), intent(inout) :: self
       character(*), intent(in) :: key
       real(c_double), intent(in) :: value
-      logical, intent(out) :: found
+      logical, intent(out) :: known
     end subroutine
     function bytes_flat(extents) result(bytes)
       import :: c_int64_t, c_size_t
@@ -229,9 +229,9 @@ contains
     character(*), intent(in) :: key
     integer, intent(out), optional :: status
     real(c_double) :: value
-    logical :: found
-    call self%get_flat(key, value, found)
-    call finish(self, 'get', merge(rulec_ok, rulec_bad_name, found), status, key)
+    logical :: known
+    call self%get_flat(key, value, known)
+    call finish(self, 'get', merge(rulec_ok, rulec_bad_name, known), status, key)
   end function
 
   ! Changes a hyper-parameter from the next update on, or an input of the rule, such as the loss.
@@ -240,9 +240,9 @@ contains
     character(*), intent(in) :: key
     real(c_double), intent(in) :: value
     integer, intent(out), optional :: status
-    logical :: found
-    call self%set_flat(key, value, found)
-    call finish(self, 'set', merge(rulec_ok, rulec_bad_name, found), status, key)
+    logical :: known
+    call self%set_flat(key, value, known)
+    call finish(self, 'set', merge(rulec_ok, rulec_bad_name, known), status, key)
   end subroutine
 
   ! The steps of an array of parameters so far; -1 where init has not been called.

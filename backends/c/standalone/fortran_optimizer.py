@@ -76,7 +76,7 @@ def _procedure(head: str, declared: list[str], body: list[str]) -> list[str]:
 
 _EXTENTS, _STATUS = "integer(c_int64_t), intent(in) :: extents(:)", "integer :: status"
 _STATE, _KEY = "integer(c_int8_t), intent(inout) :: state(*)", "character(*), intent(in) :: key"
-_FOUND = "logical, intent(out) :: found"
+_KNOWN = "logical, intent(out) :: known"
 
 
 def _self(file: CFile, intent: str) -> str:
@@ -115,17 +115,17 @@ def _keys(file: CFile) -> list[tuple[str, str]]:
 
 
 def _get(file: CFile) -> list[str]:
-    declared = [_self(file, "in"), _KEY, "real(c_double), intent(out) :: value", _FOUND]
+    declared = [_self(file, "in"), _KEY, "real(c_double), intent(out) :: value", _KNOWN]
     cases = [line for key, place in _keys(file) for line in (f"case ('{key}')", f"  value = {place}")]
-    body = ["found = .true.", "select case (key)", *cases, "case default", "  value = 0", "  found = .false."]
-    return _procedure("get_flat(self, key, value, found)", declared, [*body, "end select"])
+    body = ["known = .true.", "select case (key)", *cases, "case default", "  value = 0", "  known = .false."]
+    return _procedure("get_flat(self, key, value, known)", declared, [*body, "end select"])
 
 
 def _set(file: CFile) -> list[str]:
-    declared = [_self(file, "inout"), _KEY, "real(c_double), intent(in) :: value", _FOUND]
+    declared = [_self(file, "inout"), _KEY, "real(c_double), intent(in) :: value", _KNOWN]
     cases = [line for key, place in _keys(file) for line in (f"case ('{key}')", f"  {place} = value")]
-    body = ["found = .true.", "select case (key)", *cases, "case default", "  found = .false."]
-    return _procedure("set_flat(self, key, value, found)", declared, [*body, "end select"])
+    body = ["known = .true.", "select case (key)", *cases, "case default", "  known = .false."]
+    return _procedure("set_flat(self, key, value, known)", declared, [*body, "end select"])
 
 
 def _init(file: CFile) -> list[str]:

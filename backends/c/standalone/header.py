@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...cstyle.dialect import comment, indented
 from ...cstyle.element import literal
-from .interface import HYPER_TOLD, dimensions_told, fixed_told, hyper_told, limits, notice
+from .interface import HYPER_NOTE, dimensions_note, fixed_note, hyper_notes, limits, notice
 from .model import FUNCTIONS, STATUSES, CFile
 from .stage import signature
 
@@ -34,7 +34,7 @@ def _introduction(file: CFile) -> list[str]:
     if file.shaped:
         lines += [
             "shape has ndim extents, the last the fastest in memory: those of a Fortran or Julia array are reversed.",
-            dimensions_told(file),
+            dimensions_note(file),
         ]
     else:
         lines.append("count is the number of elements, whatever their shape.")
@@ -50,9 +50,9 @@ def _introduction(file: CFile) -> list[str]:
 
 
 def _hyper(file: CFile) -> list[str]:
-    fields = [f"double {field}; /* {told} */" for field, told in hyper_told(file)]
-    fixed = fixed_told(file)
-    lines = [f"/* {HYPER_TOLD} */"]
+    fields = [f"double {field}; /* {note} */" for field, note in hyper_notes(file)]
+    fixed = fixed_note(file)
+    lines = [f"/* {HYPER_NOTE} */"]
     lines += [f"/* {fixed} */"] if fixed else []
     values = ", ".join(literal(value) for _, value in file.defaults) or "0.0"
     return [

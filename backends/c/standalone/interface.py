@@ -13,7 +13,7 @@ from .model import FUNCTIONS, CFile
 RESULTS = ("bytes", "status", "steps")
 
 #: The introduction of the hyper-parameters.
-HYPER_TOLD = "Hyper-parameters, with their defaults and ranges. They may change from step to step."
+HYPER_NOTE = "Hyper-parameters, with their defaults and ranges. They may change from step to step."
 
 
 def notice(file: CFile) -> list[str]:
@@ -34,25 +34,25 @@ def callable_words(file: CFile) -> list[str]:
     return [word for word in file.words if FUNCTIONS[word][0] in RESULTS]
 
 
-def hyper_told(file: CFile) -> list[tuple[str, str]]:
+def hyper_notes(file: CFile) -> list[tuple[str, str]]:
     """The fields of the hyper-parameters, each with its default and its range in words."""
-    told = []
+    notes = []
     for (field, value), key in zip(file.defaults, file.hyper, strict=True):
         h, text = file.family.rule.hyper[key], number_text(value)
         if isinstance(h.default, Node):
             text = f"{expression_text(h.default)}, {text}"
         range_text = h.range_text()
-        told.append((field, f"{text}{'; ' + range_text if range_text else ''}"))
-    return told
+        notes.append((field, f"{text}{'; ' + range_text if range_text else ''}"))
+    return notes
 
 
-def fixed_told(file: CFile) -> str:
+def fixed_note(file: CFile) -> str:
     """A sentence with the hyper-parameters that are no fields, and their values; empty where there are none."""
     fixed = [f"{key} = {number_text(v)}" for key, v in file.family.static.items()]
     return f"Fixed when this file was printed: {', '.join(fixed)}." if fixed else ""
 
 
-def dimensions_told(file: CFile) -> str:
+def dimensions_note(file: CFile) -> str:
     """A sentence on tensors of more than two dimensions."""
     if file.family.rule.view.get("flatten") == "rest":
         return "A tensor of more than two dimensions is a matrix: all but the first are its columns."
@@ -91,8 +91,8 @@ def limits(file: CFile) -> list[str]:
     wide = [b.name for case in file.family.cases for b in case.program.states if "n" not in b.axes.letters]
     if wide:
         shared = " and ".join(dict.fromkeys(wide))
-        told = "among tensors; here each has its own, which is the same where all take every step."
-        lines += ["", f"The rule shares {shared}", told]
+        among = "among tensors; here each has its own, which is the same where all take every step."
+        lines += ["", f"The rule shares {shared}", among]
     if file.family.applies is not None:
         lines += [
             "",

@@ -21,7 +21,7 @@ def julia_text(file: CFile) -> str:
         *([_optimisers(file)] if chains(file) else []),
     ]  # fmt: skip
     lines = [
-        *margin(_told(file), "#"), f"module {module_name(file)}", "",
+        *margin(_notes(file), "#"), f"module {module_name(file)}", "",
         f'const library = joinpath(@__DIR__, "lib{file.name}")', f"const Element = {_REALS[file.real]}", "",
         *(_PARENT if chains(file) else ["const Parent = Any"]),
         *(line for part in parts for line in ("", *part)), "", "end",
@@ -39,10 +39,10 @@ def module_name(file: CFile) -> str:
     return "".join(word[:1].upper() + word[1:] for word in file.name.split("_")) + "Rule"
 
 
-def _told(file: CFile) -> list[str]:
+def _notes(file: CFile) -> list[str]:
     module, words = module_name(file), "".join(f", {p.name}" for p in file.words_of_bits)
     inputs = "".join(f"{key}, " for key, _ in file.inputs)
-    told = [
+    notes = [
         *about(file), "",
         "No test of rulec runs this file: it follows the manuals of Julia 1.10 and Optimisers.jl 0.4.", "",
         f"Compile {file.name}.c to a shared library beside this file, then include it:", "",
@@ -54,9 +54,9 @@ def _told(file: CFile) -> list[str]:
         "after it. Other parameters and elements are an ArgumentError. A gradient may be any array of these elements.",
     ]  # fmt: skip
     if not chains(file):
-        return told
+        return notes
     return [
-        *told, "", "With `using Optimisers` before the include, Rule is a rule of Optimisers.jl:", "",
+        *notes, "", "With `using Optimisers` before the include, Rule is a rule of Optimisers.jl:", "",
         f"    Optimisers.setup(OptimiserChain(ClipNorm(1), {module}.Rule()), model)", "",
         "Optimisers.jl subtracts what a rule returns, so apply! steps a copy y of x and returns x - y. The new",
         "parameter, x - (x - y), is y to the bit where y lies between half and twice x. Elsewhere it may differ from",

@@ -17,11 +17,11 @@ from .stage import TYPES, loop, signature
 WRITTEN = frozenset({Op.NEWTON_SCHULZ})
 
 _NEWTON_SCHULZ = """\
-/* The quintic iteration towards the nearest orthogonal matrix, with Muon's coefficients, in REAL. `x` and `found` are
+/* The quintic iteration towards the nearest orthogonal matrix, with Muon's coefficients, in REAL. `x` and `result` are
  * height times width; `room` has space for 2 * height * width + <squares> * n * n numbers, n being the lesser of the
  * two.<about> */
 static void NAME(
-    const VALUE *restrict x, VALUE *restrict found, REAL *room, int64_t height, int64_t width, int64_t steps)
+    const VALUE *restrict x, VALUE *restrict result, REAL *room, int64_t height, int64_t width, int64_t steps)
 {
     const bool tall = height > width;
     const int64_t n = tall ? width : height, m = tall ? height : width;
@@ -47,7 +47,7 @@ static void NAME(
     }
     for (int64_t i = 0; i < n; i++) {
         for (int64_t j = 0; j < m; j++) {
-            found[tall ? j * n + i : i * m + j] = <narrow>y[i * m + j];
+            result[tall ? j * n + i : i * m + j] = <narrow>y[i * m + j];
         }
     }
 }
@@ -104,7 +104,7 @@ static void gram_matrix(const REAL *restrict y, REAL *restrict gram, int64_t n, 
 
 /* share * x + factor * x * p, of symmetric matrices that commute. */
 static void symmetric_product(
-    const REAL *x, const REAL *p, REAL share, REAL factor, REAL *restrict found, int64_t n)
+    const REAL *x, const REAL *p, REAL share, REAL factor, REAL *restrict result, int64_t n)
 {
 #ifdef _OPENMP
 #pragma omp parallel for schedule(dynamic) if (n > 64)
@@ -112,25 +112,25 @@ static void symmetric_product(
     for (int64_t i = 0; i < n; i++) {
         for (int64_t k = 0; k <= i; k++) {
             const REAL sum = dot(x + i * n, p + k * n, n);
-            found[i * n + k] = found[k * n + i] = share * x[i * n + k] + factor * sum;
+            result[i * n + k] = result[k * n + i] = share * x[i * n + k] + factor * sum;
         }
     }
 }
 
 /* share * y + p * y, of a symmetric p. */
 static void long_product(
-    const REAL *restrict y, const REAL *restrict p, REAL share, REAL *restrict found, int64_t n, int64_t m)
+    const REAL *restrict y, const REAL *restrict p, REAL share, REAL *restrict result, int64_t n, int64_t m)
 {
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static) if (n > 64)
 #endif
     for (int64_t i = 0; i < n; i++) {
         for (int64_t j = 0; j < m; j++) {
-            found[i * m + j] = share * y[i * m + j];
+            result[i * m + j] = share * y[i * m + j];
         }
         for (int64_t k = 0; k < n; k++) {
             for (int64_t j = 0; j < m; j++) {
-                found[i * m + j] += p[i * n + k] * y[k * m + j];
+                result[i * m + j] += p[i * n + k] * y[k * m + j];
             }
         }
     }

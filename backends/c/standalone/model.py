@@ -260,8 +260,8 @@ class CFile:
         stored = self.storage.words.get("", self.dtype)
         if {*self.storage.words} - {""}:
             stored = "; ".join(case.versions[0].layout.text() for case in self.family.cases)
-        told = (self.name, stored, kept, *["seeded"] * self.family.seeded)
-        return int(hashlib.sha256(repr(told).encode()).hexdigest()[:15], 16)
+        facts = (self.name, stored, kept, *["seeded"] * self.family.seeded)
+        return int(hashlib.sha256(repr(facts).encode()).hexdigest()[:15], 16)
 
 
 def check_operands(rule: Rule, version: Version) -> None:

@@ -8,7 +8,7 @@ from rulec.errors import RulecError
 from rulec.standalone.prose import margin
 
 from ...cstyle.dialect import indented
-from .interface import HYPER_TOLD, callable_words, dimensions_told, fixed_told, hyper_told, limits, notice
+from .interface import HYPER_NOTE, callable_words, dimensions_note, fixed_note, hyper_notes, limits, notice
 from .model import FUNCTIONS, CFile, Parameter
 from .rust_state import state_text
 from .rust_words import KEYWORDS, REALS, call, literal, named, own_parameters, signature
@@ -46,7 +46,7 @@ def _introduction(file: CFile) -> list[str]:
         f"{file.name}::step(&mut state, &hyper, &mut param, &grad{between})?;", "```", "",
         f"Elements are {REALS[file.real]}{_bits(file)}. A shape has the extents of a tensor, the last the fastest in",
         "memory. A function that returns an error has written nothing, and no function panics.",
-        *([dimensions_told(file)] if file.shaped else []), *limits(file),
+        *([dimensions_note(file)] if file.shaped else []), *limits(file),
     ]  # fmt: skip
 
 
@@ -74,12 +74,12 @@ def _c_type(file: CFile, parameter: Parameter) -> str:
 def _hyper(file: CFile) -> str:
     """The struct of hyper-parameters, and their defaults."""
     fields, values = [], []
-    for (field, told), (_, value) in zip(hyper_told(file), file.defaults, strict=True):
-        fields += [f"/// {told}", f"pub {named(field)}: f64,"]
+    for (field, note), (_, value) in zip(hyper_notes(file), file.defaults, strict=True):
+        fields += [f"/// {note}", f"pub {named(field)}: f64,"]
         values.append(f"{named(field)}: {_number(value)}")
-    fixed = fixed_told(file)
+    fixed = fixed_note(file)
     return "\n".join([
-        f"/// {HYPER_TOLD}", *([f"/// {fixed}"] if fixed else []), "#[derive(Clone, Copy, Debug, PartialEq)]",
+        f"/// {HYPER_NOTE}", *([f"/// {fixed}"] if fixed else []), "#[derive(Clone, Copy, Debug, PartialEq)]",
         "#[repr(C)]", "pub struct Hyper {", *indented(fields or ["none: f64,"]), "}", "", "impl Default for Hyper {",
         "    fn default() -> Self {", *indented(indented(literal("Hyper", values or ["none: 0.0"]))), "    }", "}",
     ])  # fmt: skip
@@ -102,10 +102,10 @@ def _function(file: CFile, word: str) -> str:
             slices.append(name)
         elif p.kind == "double":
             takes.append(f"{name}: f64")
-    checks = [f'held("{name}", state.count, {name}.len())?;' for name in slices]
-    told = FUNCTIONS[word][1].partition(" A hyper of NULL")[0]
+    checks = [f'check_length("{name}", state.count, {name}.len())?;' for name in slices]
+    meaning = FUNCTIONS[word][1].partition(" A hyper of NULL")[0]
     return "\n".join([
-        f"/// {told}", *signature(f"pub fn {word}", takes, " -> Result<(), Status> {", 0), *indented(checks),
+        f"/// {meaning}", *signature(f"pub fn {word}", takes, " -> Result<(), Status> {", 0), *indented(checks),
         "    // SAFETY: all slices have as many elements as the tensor, and C writes to param and state alone.",
         *indented(call(file, word, "")), "}",
     ])  # fmt: skip

@@ -12,7 +12,7 @@ from .rust_words import REALS, WIDTH, arguments, call, named, own_parameters, qu
 
 #: The statuses of this module alone, and their meanings.
 _OTHERS = (
-    ("BadLength { slice: &'static str, expected: usize, found: usize }", "a slice is not as long as its tensor"),
+    ("BadLength { slice: &'static str, expected: usize, length: usize }", "a slice is not as long as its tensor"),
     ("OtherFile", "the C file is not the one of this module"),
 )
 
@@ -24,10 +24,10 @@ impl fmt::Display for Status {
             Status::BadLength {
                 slice,
                 expected,
-                found,
+                length,
             } => write!(
                 f,
-                "the length of {slice} is {found}, and must be {expected}; nothing was written"
+                "the length of {slice} is {length}, and must be {expected}; nothing was written"
             ),
             Status::OtherFile => f.write_str(
                 "<name>.c and <name>.rs were not written together: write both anew",
@@ -74,7 +74,7 @@ impl State {
     /// checks the rest of the shape.
     pub fn from_bytes(shape: &[usize], bytes: &[u8]) -> Result<Self, Status> {
         let (mut state, expected) = Self::sized(shape)?;
-        held("bytes", expected * 64, bytes.len())?;
+        check_length("bytes", expected * 64, bytes.len())?;
         state.allocate(expected)?;
         for (line, part) in state.block.iter_mut().zip(bytes.chunks_exact(64)) {
             line.0.copy_from_slice(part);
@@ -143,14 +143,14 @@ impl fmt::Debug for State {
     }
 }
 
-fn held(slice: &'static str, expected: usize, found: usize) -> Result<(), Status> {
-    if found == expected {
+fn check_length(slice: &'static str, expected: usize, length: usize) -> Result<(), Status> {
+    if length == expected {
         return Ok(());
     }
     Err(Status::BadLength {
         slice,
         expected,
-        found,
+        length,
     })
 }
 """
@@ -159,7 +159,7 @@ _NEW = """\
 /// The first values of the states, and no steps, for a tensor of this shape.
 <takes>
     let (mut state, lines) = Self::sized(shape)?;
-    held("param", state.count, param.len())?;
+    check_length("param", state.count, param.len())?;
     state.allocate(lines)?;
     // SAFETY: the block has the bytes that the C file asks for, and param has count elements.
     <called>
@@ -188,11 +188,11 @@ def state_text(file: CFile) -> str:
 
 def _statuses() -> str:
     """The statuses of the C functions, and of this module."""
-    told = [line for name, text in _variants() for line in (f"/// {text}", f"{name},")]
+    lines = [line for name, text in _variants() for line in (f"/// {text}", f"{name},")]
     others = [line for name, text in _OTHERS for line in (f"/// {text}", *_variant(name))]
     return "\n".join(
         ["/// Why a function has done nothing.", "#[derive(Clone, Copy, Debug, PartialEq, Eq)]", "pub enum Status {",
-         *indented([*told, *others]), "}"]
+         *indented([*lines, *others]), "}"]
     )  # fmt: skip
 
 

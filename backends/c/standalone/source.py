@@ -61,13 +61,13 @@ class Source:
         return "\n".join(line for x in whole.rstrip("\n").split("\n") for line in wrapped(x)) + "\n"
 
     def _constants(self, body: str) -> list[str]:
-        told = {
+        sizes = {
             f"{self.upper}_CHUNK": (self.file.chunk, "Elements that one thread updates at a time."),
             f"{self.upper}_TILE": (TILE, "Columns of a matrix that one thread updates at a time."),
         }
         lines = [
             line
-            for key, (value, why) in told.items()
+            for key, (value, why) in sizes.items()
             if key in body
             for line in (f"/* {why} */", f"#define {key} {value}")
         ]
@@ -93,19 +93,19 @@ class Source:
                 *_struct(f"{self.name}_view", fields),
             ]
         places = [f"size_t {field};" for n in self.file.all_arrays() for field in self.file.fields_of(n)]
-        told = "/* Where the states lie, in bytes from the beginning of their block, and the bytes of it all. */"
-        return [*lines, "", told, *_struct(f"{self.name}_places", [*places, "size_t bytes;"])]
+        comment = "/* Where the states lie, in bytes from the beginning of their block, and the bytes of it all. */"
+        return [*lines, "", comment, *_struct(f"{self.name}_places", [*places, "size_t bytes;"])]
 
     def _whole(self) -> str:
         return self.file.declared(self.file.inside("state_bytes")[0])
 
     def _find(self) -> list[str]:
-        body = [f"{self.name}_places found = {{0}};", f"size_t end = (sizeof({self.name}_head) + 63) / 64 * 64;"]
+        body = [f"{self.name}_places places = {{0}};", f"size_t end = (sizeof({self.name}_head) + 63) / 64 * 64;"]
         cases = self.file.family.cases
         for kind, case in enumerate(cases):
             lines = [line for b in self.file.arrays(case) for line in self._placed(b, case.versions[0].layout)]
             body += branch(f"view->kind == {kind}", lines) if len(cases) > 1 and lines else lines
-        body += ["found.bytes = end;", "return found;"]
+        body += ["places.bytes = end;", "return places;"]
         if not self.file.shaped and not self.file.all_arrays():
             body.insert(0, "(void)count;")
         if self.file.shaped:
@@ -123,7 +123,7 @@ class Source:
         lines = []
         for field, (kind, items) in zip(self.file.fields_of(buffer.name), parts, strict=False):
             number = f"(size_t){items if items.isidentifier() else f'({items})'} * sizeof({kind})"
-            lines += [f"found.{field} = end;", f"end += ({number} + 63) / 64 * 64;"]
+            lines += [f"places.{field} = end;", f"end += ({number} + 63) / 64 * 64;"]
         return lines
 
     def _checks(self) -> list[str]:
@@ -135,9 +135,9 @@ class Source:
             checks += ends or [f"{number} == {number}"]
         if not checks:
             return []
-        told = "/* Whether all hyper-parameters lie in their ranges; a NaN lies in none. */"
+        comment = "/* Whether all hyper-parameters lie in their ranges; a NaN lies in none. */"
         head = f"static int {self.name}_in_range(const {self.name}_hyper *hyper)"
-        return [told, head, *block([f"return {' && '.join(checks)};"])]
+        return [comment, head, *block([f"return {' && '.join(checks)};"])]
 
     # Steps
 
@@ -178,8 +178,8 @@ class View:
             ]),
             *self._matrices(), *self._kinds(),
         ]  # fmt: skip
-        told = "/* What the rule sees of a tensor of this shape. */"
-        return [told, *signature(f"static int {self.name}_look", ["int ndim", "const int64_t *shape",
+        comment = "/* What the rule sees of a tensor of this shape. */"
+        return [comment, *signature(f"static int {self.name}_look", ["int ndim", "const int64_t *shape",
                  f"{self.name}_view *view"]), *block(body)]  # fmt: skip
 
     def _matrices(self) -> list[str]:

@@ -65,9 +65,9 @@ def wrapped(line: str) -> list[str]:
     if len(line) <= _WIDTH or stripped.startswith(("#", "/*", "*", "//", 'return "')):
         return [line]
     indent = " " * (len(line) - len(stripped))
-    code, slashes, told = stripped.partition("  // ")
+    code, slashes, remark = stripped.partition("  // ")
     if slashes:
-        return [f"{indent}// {told}", *wrapped(f"{indent}{code}")]
+        return [f"{indent}// {remark}", *wrapped(f"{indent}{code}")]
     return textwrap.wrap(
         stripped, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ",
         break_long_words=False, break_on_hyphens=False,
@@ -87,8 +87,8 @@ _NAMES = """
     malloc calloc free t fold_sum fold_min fold_max room
     newton_schulz newton_schulz_by_gram dot gram_matrix symmetric_product long_product
     i j k line column matrix chunk chunks tile tiles start stop top bottom left right height width batch rows cols
-    count ndim shape param grad state head found view hyper work status bytes blocks parts at base end block aside
-    below tall down across values element grad_scale first position origin
+    count ndim shape param grad state head places result view hyper work status bytes blocks parts at base end block
+    aside below tall down across values element grad_scale first position origin
 """
 
 #: Names that no value of a rule may have, with words of Fortran and Julia, where hyper-parameters are printed too.

@@ -51,9 +51,9 @@ class <class>(torch.optim.Optimizer):
         if fired != self.fired or any([batch.known_places != batch.places() for batch in self.batches]):
             self.fired, self.batches = None, self._batches(params)
             self.fired = fired
-        given = [(batch, batch.gradients()) for batch in self.batches]
-        <together?>together([batch.update(groups, grads) for batch, grads in given])
-        <apart?>for batch, grads in given:
+        pairs = [(batch, batch.gradients()) for batch in self.batches]
+        <together?>together([batch.update(groups, grads) for batch, grads in pairs])
+        <apart?>for batch, grads in pairs:
         <apart?>    batch.update(groups, grads)
         return loss
 

@@ -111,11 +111,11 @@ static void make_words(const Noise *noise, int64_t number, int64_t first, int bl
 #pragma omp simd
     for (int b = 0; b < blocks; b++) {
         const uint32_t block = low + (uint32_t)b;
-        const Words made = philox(block, high + (block < low), direction, step, seed, layer);
-        words[4 * b] = made.at[0];
-        words[4 * b + 1] = made.at[1];
-        words[4 * b + 2] = made.at[2];
-        words[4 * b + 3] = made.at[3];
+        const Words quad = philox(block, high + (block < low), direction, step, seed, layer);
+        words[4 * b] = quad.at[0];
+        words[4 * b + 1] = quad.at[1];
+        words[4 * b + 2] = quad.at[2];
+        words[4 * b + 3] = quad.at[3];
     }
 }
 

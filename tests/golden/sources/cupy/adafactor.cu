@@ -138,16 +138,16 @@ __device__ inline void element_0(
 // A block takes one tile of one tensor: it totals sum_g_squared_row per row; it totals sum_g_squared_col per
 // col; it totals sum_p_squared per tensor.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
-    const Tile *tiles, const int64_t *bound, const int64_t *given, const double *table,
+    const Tile *tiles, const int64_t *bound, const int64_t *per_call, const double *table,
     const bool *stays, const float *scale)
 {
     const Tile tile = tiles[blockIdx.x];
-    bound += 5 * tile.tensor;  // the tensor's own addresses
-    given += 5 * tile.tensor;  // what comes with each call
-    const int64_t place = given[0];  // its row of the table
-    const bool wide = given[1];  // whether all its addresses are multiples of 16
+    bound += 5 * tile.tensor;  // addresses of the tensor's arrays
+    per_call += 5 * tile.tensor;  // what comes with each call
+    const int64_t place = per_call[0];  // its row of the table
+    const bool wide = per_call[1];  // whether all its addresses are multiples of 16
     const float *const p_at = at<const float>(bound[0]);
-    const float *const g_at = at<const float>(given[2]);
+    const float *const g_at = at<const float>(per_call[2]);
     const float unscale = scale ? 1.0f / *scale : 1.0f;
     const unsigned lanes = tile.lanes, lane = threadIdx.x % lanes;
     double sum_p_squared = 0;
@@ -202,17 +202,17 @@ __device__ inline void element_1(
 
 // A block takes one tile of one tensor: it totals sum_u_squared per tensor.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
-    const Tile *tiles, const int64_t *bound, const int64_t *given, const double *table,
+    const Tile *tiles, const int64_t *bound, const int64_t *per_call, const double *table,
     const bool *stays, const float *scale)
 {
     const Tile tile = tiles[blockIdx.x];
-    bound += 5 * tile.tensor;  // the tensor's own addresses
-    given += 5 * tile.tensor;  // what comes with each call
-    const int64_t place = given[0];  // its row of the table
-    const bool wide = given[1];  // whether all its addresses are multiples of 16
-    const float *const g_at = at<const float>(given[2]);
-    const float *const a_at = at<const float>(given[3]);
-    const float *const b_at = at<const float>(given[4]);
+    bound += 5 * tile.tensor;  // addresses of the tensor's arrays
+    per_call += 5 * tile.tensor;  // what comes with each call
+    const int64_t place = per_call[0];  // its row of the table
+    const bool wide = per_call[1];  // whether all its addresses are multiples of 16
+    const float *const g_at = at<const float>(per_call[2]);
+    const float *const a_at = at<const float>(per_call[3]);
+    const float *const b_at = at<const float>(per_call[4]);
     const double *const row = table + 11 * place;
     const float one_over_eps1 = (float)row[8];
     const float unscale = scale ? 1.0f / *scale : 1.0f;
@@ -258,20 +258,20 @@ __device__ inline void element_2(
 
 // A block takes one tile of one tensor: it stores p.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_2(
-    const Tile *tiles, const int64_t *bound, const int64_t *given, const double *table,
+    const Tile *tiles, const int64_t *bound, const int64_t *per_call, const double *table,
     const bool *stays, const float *scale)
 {
     const Tile tile = tiles[blockIdx.x];
-    bound += 5 * tile.tensor;  // the tensor's own addresses
-    given += 5 * tile.tensor;  // what comes with each call
-    const int64_t place = given[0];  // its row of the table
-    const bool wide = given[1];  // whether all its addresses are multiples of 16
+    bound += 5 * tile.tensor;  // addresses of the tensor's arrays
+    per_call += 5 * tile.tensor;  // what comes with each call
+    const int64_t place = per_call[0];  // its row of the table
+    const bool wide = per_call[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     float *const p_at = at<float>(bound[0]);
-    const float *const g_at = at<const float>(given[2]);
-    const float *const a_at = at<const float>(given[3]);
-    const float *const b_at = at<const float>(given[4]);
+    const float *const g_at = at<const float>(per_call[2]);
+    const float *const a_at = at<const float>(per_call[3]);
+    const float *const b_at = at<const float>(per_call[4]);
     const double *const row = table + 11 * place;
     const float lr_weight_decay = (float)row[3];
     const float one_over_eps1 = (float)row[8];

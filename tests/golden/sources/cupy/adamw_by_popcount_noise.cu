@@ -129,9 +129,9 @@ __device__ inline Pack<float, 4> sum_of_noise(const Noise &noise, int64_t start)
     const Direction *const directions = at<const Direction>(noise.directions);
     float sums[4] = {};
     const int64_t first = noise.offset + start;  // blocks have 16 elements, and a warp 8 of them
-    const unsigned own = 4 * lane;
-    __shared__ Pack<Words, 1> made[256];
-    Pack<Words, 1> *const mine = made + threadIdx.x / 32 * 32;
+    const unsigned first_of_lane = 4 * lane;
+    __shared__ Pack<Words, 1> quads[256];
+    Pack<Words, 1> *const mine = quads + threadIdx.x / 32 * 32;
 #pragma unroll 1
     for (int64_t d = 0; d < noise.count; d += 4) {
         mine[lane].at[0] = words_of(noise, first / 16 + lane % 8, directions[d + lane / 8].number);
@@ -140,10 +140,10 @@ __device__ inline Pack<float, 4> sum_of_noise(const Noise &noise, int64_t start)
 #pragma unroll 4
         for (int k = 0; k < some; ++k) {
             const float weight = directions[d + k].weight;
-            const Words &words = mine[8 * k + own / 16].at[0];
+            const Words &words = mine[8 * k + first_of_lane / 16].at[0];
 #pragma unroll
             for (int e = 0; e < 4; e += 4) {
-                const uint32_t bits = set_bits(words.at[(own + e) % 16 / 4]);
+                const uint32_t bits = set_bits(words.at[(first_of_lane + e) % 16 / 4]);
                 sums[e + 0] = fmaf(weight, less_four(bits & 255), sums[e + 0]);
                 sums[e + 1] = fmaf(weight, less_four(bits >> 8 & 255), sums[e + 1]);
                 sums[e + 2] = fmaf(weight, less_four(bits >> 16 & 255), sums[e + 2]);
@@ -152,11 +152,11 @@ __device__ inline Pack<float, 4> sum_of_noise(const Noise &noise, int64_t start)
         }
         __syncwarp();
     }
-    Pack<float, 4> found;
+    Pack<float, 4> values;
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-        found.at[e] = sums[e];
-    return found;
+        values.at[e] = sums[e];
+    return values;
 }
 
 __device__ inline void element(
@@ -187,21 +187,21 @@ __device__ inline void element(
 
 // A block takes one chunk of one tensor: it stores m, v, p.
 extern "C" __global__ void __launch_bounds__(256, 2) step(
-    const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
+    const Chunk *chunks, const int64_t *bound, const int64_t *per_call, const double *table,
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 3 * chunk.tensor;  // the tensor's own addresses
-    given += 3 * chunk.tensor;  // what comes with each call
-    const int64_t place = given[0];  // its row of the table
-    const bool wide = given[1];  // whether all its addresses are multiples of 16
+    bound += 3 * chunk.tensor;  // addresses of the tensor's arrays
+    per_call += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = per_call[0];  // its row of the table
+    const bool wide = per_call[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     float *const p_at = at<float>(bound[0]);
     float *const m_at = at<float>(bound[1]);
     float *const v_at = at<float>(bound[2]);
-    Noise noise = *at<const Noise>(given[2]);
-    noise.directions += given[2];  // they lie behind it
+    Noise noise = *at<const Noise>(per_call[2]);
+    noise.directions += per_call[2];  // they lie behind it
     const double *const row = table + 9 * place;
     const float beta1 = (float)row[0];
     const float one_minus_beta1 = (float)row[1];

@@ -58,19 +58,19 @@ __device__ inline void element_0(
 
 // A block takes one chunk of one tensor: it stores o_part, m.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
-    const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
+    const Chunk *chunks, const int64_t *bound, const int64_t *per_call, const double *table,
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 2 * chunk.tensor;  // the tensor's own addresses
-    given += 5 * chunk.tensor;  // what comes with each call
-    const int64_t place = given[0];  // its row of the table
-    const bool wide = given[1];  // whether all its addresses are multiples of 16
+    bound += 2 * chunk.tensor;  // addresses of the tensor's arrays
+    per_call += 5 * chunk.tensor;  // what comes with each call
+    const int64_t place = per_call[0];  // its row of the table
+    const bool wide = per_call[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     float *const m_at = at<float>(bound[1]);
-    const float *const g_at = at<const float>(given[2]);
-    float *const o_part_at = at<float>(given[3]);
+    const float *const g_at = at<const float>(per_call[2]);
+    float *const o_part_at = at<float>(per_call[3]);
     const double *const row = table + 6 * place;
     const float momentum = (float)row[0];
     const float one_minus_momentum = (float)row[1];
@@ -107,18 +107,18 @@ __device__ inline void element_1(
 
 // A block takes one chunk of one tensor: it stores p.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
-    const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
+    const Chunk *chunks, const int64_t *bound, const int64_t *per_call, const double *table,
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 2 * chunk.tensor;  // the tensor's own addresses
-    given += 5 * chunk.tensor;  // what comes with each call
-    const int64_t place = given[0];  // its row of the table
-    const bool wide = given[1];  // whether all its addresses are multiples of 16
+    bound += 2 * chunk.tensor;  // addresses of the tensor's arrays
+    per_call += 5 * chunk.tensor;  // what comes with each call
+    const int64_t place = per_call[0];  // its row of the table
+    const bool wide = per_call[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     float *const p_at = at<float>(bound[0]);
-    const float *const o_at = at<const float>(given[4]);
+    const float *const o_at = at<const float>(per_call[4]);
     const double *const row = table + 6 * place;
     const float sqrt_max_one_rows_over_cols = (float)row[3];
     const float weight_decay = (float)row[4];

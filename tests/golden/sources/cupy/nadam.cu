@@ -83,20 +83,20 @@ __device__ inline void element(
 
 // A block takes one chunk of one tensor: it stores m, v, p.
 extern "C" __global__ void __launch_bounds__(256, 2) step(
-    const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
+    const Chunk *chunks, const int64_t *bound, const int64_t *per_call, const double *table,
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 3 * chunk.tensor;  // the tensor's own addresses
-    given += 3 * chunk.tensor;  // what comes with each call
-    const int64_t place = given[0];  // its row of the table
-    const bool wide = given[1];  // whether all its addresses are multiples of 16
+    bound += 3 * chunk.tensor;  // addresses of the tensor's arrays
+    per_call += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = per_call[0];  // its row of the table
+    const bool wide = per_call[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     double *const p_at = at<double>(bound[0]);
     double *const m_at = at<double>(bound[1]);
     double *const v_at = at<double>(bound[2]);
-    const double *const g_at = at<const double>(given[2]);
+    const double *const g_at = at<const double>(per_call[2]);
     const double *const row = table + 9 * place;
     const double beta1 = row[0];
     const double one_minus_beta1 = row[1];

@@ -108,19 +108,19 @@ __device__ inline void element_0(
 
 // A block takes one chunk of one tensor: it stores s; it totals sum_a_g_x0_minus_p_model, total per tensor.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_0(
-    const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
+    const Chunk *chunks, const int64_t *bound, const int64_t *per_call, const double *table,
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 7 * chunk.tensor;  // the tensor's own addresses
-    given += 3 * chunk.tensor;  // what comes with each call
-    const int64_t place = given[0];  // its row of the table
-    const bool wide = given[1];  // whether all its addresses are multiples of 16
+    bound += 7 * chunk.tensor;  // addresses of the tensor's arrays
+    per_call += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = per_call[0];  // its row of the table
+    const bool wide = per_call[1];  // whether all its addresses are multiples of 16
     const bool writes = !(stays && stays[place]);
     const float *const p_at = at<const float>(bound[0]);
     float *const s_at = at<float>(bound[3]);
     const float *const x0_at = at<const float>(bound[4]);
-    const float *const g_at = at<const float>(given[2]);
+    const float *const g_at = at<const float>(per_call[2]);
     const double *const row = table + 19 * place;
     const float beta3 = (float)row[4];
     const float s_new_factor = (float)row[16];
@@ -186,20 +186,20 @@ __device__ inline void element_1(
 
 // A block takes one chunk of one tensor: it stores m, v, p.
 extern "C" __global__ void __launch_bounds__(256, 2) stage_1(
-    const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
+    const Chunk *chunks, const int64_t *bound, const int64_t *per_call, const double *table,
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 7 * chunk.tensor;  // the tensor's own addresses
-    given += 3 * chunk.tensor;  // what comes with each call
-    const int64_t place = given[0];  // its row of the table
-    const bool wide = given[1];  // whether all its addresses are multiples of 16
+    bound += 7 * chunk.tensor;  // addresses of the tensor's arrays
+    per_call += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = per_call[0];  // its row of the table
+    const bool wide = per_call[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     float *const p_at = at<float>(bound[0]);
     float *const m_at = at<float>(bound[1]);
     float *const v_at = at<float>(bound[2]);
-    const float *const g_at = at<const float>(given[2]);
+    const float *const g_at = at<const float>(per_call[2]);
     const double *const row = table + 19 * place;
     const float beta1 = (float)row[0];
     const float beta2 = (float)row[2];

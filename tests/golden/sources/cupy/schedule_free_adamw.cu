@@ -95,20 +95,20 @@ __device__ inline void element(
 
 // A block takes one chunk of one tensor: it stores z, v, p.
 extern "C" __global__ void __launch_bounds__(256, 2) step(
-    const Chunk *chunks, const int64_t *bound, const int64_t *given, const double *table,
+    const Chunk *chunks, const int64_t *bound, const int64_t *per_call, const double *table,
     const bool *stays, const float *scale)
 {
     const Chunk chunk = chunks[blockIdx.x];
-    bound += 3 * chunk.tensor;  // the tensor's own addresses
-    given += 3 * chunk.tensor;  // what comes with each call
-    const int64_t place = given[0];  // its row of the table
-    const bool wide = given[1];  // whether all its addresses are multiples of 16
+    bound += 3 * chunk.tensor;  // addresses of the tensor's arrays
+    per_call += 3 * chunk.tensor;  // what comes with each call
+    const int64_t place = per_call[0];  // its row of the table
+    const bool wide = per_call[1];  // whether all its addresses are multiples of 16
     if (stays && stays[place])
         return;
     float *const p_at = at<float>(bound[0]);
     float *const z_at = at<float>(bound[1]);
     float *const v_at = at<float>(bound[2]);
-    const float *const g_at = at<const float>(given[2]);
+    const float *const g_at = at<const float>(per_call[2]);
     const double *const row = table + 9 * place;
     const float beta2 = (float)row[0];
     const float one_minus_beta2 = (float)row[1];
