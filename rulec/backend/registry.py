@@ -13,6 +13,17 @@ from rulec.plugins import answer, loaded, package_of, points_of
 
 GROUP = "rulec.backends"
 
+#: Names of devices, libraries and languages, and the backends that are for them.
+MEANT = {
+    **dict.fromkeys(("cuda", "gpu", "nvidia", "nvrtc"), ("cupy", "triton")),
+    **dict.fromkeys(("torch", "pytorch"), ("cpu", "triton")),
+    **dict.fromkeys(("amd", "rocm", "hip"), ("triton",)),
+    **dict.fromkeys(("metal", "mps", "apple"), ("mlx",)),
+    **dict.fromkeys(("llvm", "numba"), ("cpu",)),
+    **dict.fromkeys(("c99", "gcc", "clang", "cc"), ("c",)),
+    **dict.fromkeys(("xla", "tpu"), ("jax",)),
+}
+
 
 @functools.cache
 def _entry_points() -> dict[str, tuple[EntryPoint, ...]]:
@@ -33,9 +44,9 @@ def get(name: str) -> Backend:
     """
     if name not in _entry_points():
         known = names()
-        raise BackendUnavailable(
-            f"there is no backend {name!r}{did_you_mean(name, known)}: installed are {', '.join(known)}"
-        )
+        other = [backend for backend in MEANT.get(name.lower(), ()) if backend in known]
+        hint = f"; did you mean {' or '.join(map(repr, other))}?" if other else did_you_mean(name, known)
+        raise BackendUnavailable(f"there is no backend {name!r}{hint}: installed are {', '.join(known)}")
     points = _entry_points()[name]
     try:
         kind = loaded(f"backend {name!r}", points)

@@ -166,11 +166,10 @@ def check_state_dtype(word: str) -> str:
     """The same dtype or format of states; RulecError for neither."""
     from rulec.compiler.layout import PLAIN_STORAGE
     from rulec.formats import NAMES, parse
-    from rulec.language.source import did_you_mean
+    from rulec.runtime.storage.options import no_state_dtype
 
     if word.partition("/")[0] in NAMES:
         return parse(word).text if "/" in word else word
     if word not in PLAIN_STORAGE:
-        known = [*PLAIN_STORAGE, *NAMES]
-        raise RulecError(f"there is no state dtype {word!r}{did_you_mean(word, known)}: use {', '.join(known)}")
+        raise RulecError(no_state_dtype(word))
     return word

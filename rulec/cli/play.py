@@ -49,7 +49,8 @@ def play(
     address = f"http://127.0.0.1:{port}/#{key}"  # what stands behind # stays in the browser
     app = make_app(opening, port, key)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-    print(f"{opening.file} is open at {address} - Ctrl-C ends it", flush=True)
+    shown = rule if os.path.isfile(rule) else opening.file
+    print(f"{shown} is open at {address} - Ctrl-C ends it", flush=True)
     if browser:
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     with suppress(KeyboardInterrupt), listening:

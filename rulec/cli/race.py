@@ -34,7 +34,8 @@ def race(
         list[str] | None,
         typer.Option(
             metavar="LOW:HIGH",
-            help="The lowest and the highest learning rate, 1e-4:1e-1 by default; RULE=LOW:HIGH for one rule alone.",
+            help="The lowest and the highest learning rate, 1e-4:1e-1 by default, or one rate; RULE=LOW:HIGH for one "
+            "rule alone.",
         ),
     ] = None,
     rates: Annotated[int, typer.Option(help="Learning rates for each rule, spaced by equal ratios.")] = 8,

@@ -29,7 +29,7 @@ from rulec.jax.state import Shown
 from rulec.language.hyper import checked_seed
 from rulec.language.statistics import Watch
 from rulec.runtime.statistics import Words, checked_words
-from rulec.runtime.storage.options import Storage
+from rulec.runtime.storage.options import Storage, no_state_dtype
 
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
@@ -146,7 +146,7 @@ def _dtype(value: Any) -> str:
         dtype = str(value)
     if dtype not in PLAIN_STORAGE:
         if dtype.partition("/")[0] not in NAMES:
-            raise HyperError(f"state_dtype={value!r} is none of {', '.join([*PLAIN_STORAGE, *NAMES])}")
+            raise HyperError(no_state_dtype(value))
         parse(dtype)
     if dtype == "float64" and not is_wide():
         raise HyperError(

@@ -46,6 +46,30 @@ def test_a_rule_of_a_long_path(load: Callable[[object], object], name: str | Pat
         load(name)
 
 
+def test_messages_have_a_path_as_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that of a rule named in a file; names in a linked file are of the folder where the file lies."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "wrong.yaml").write_text("name: Wrong\nstep: |\n  direction = gg\n")
+    (tmp_path / "rules" / "both.yaml").write_text("name: Both\nplus: [wrong.yaml, decay]\n")
+    (tmp_path / "work" / "link.yaml").symlink_to("../rules/both.yaml")
+    monkeypatch.chdir(tmp_path / "work")
+    for command in (("check",), ("race", "--task", "valley"), ("show",)):
+        for file in ("wrong.yaml", "both.yaml"):
+            shown = error(*command, f"../rules/{file}").splitlines()[0]
+            assert shown == "error: ../rules/wrong.yaml:3:15: unknown name 'gg'; did you mean 'g'?"
+    assert "wrong.yaml:3:15: unknown name 'gg'" in error("check", "link.yaml")
+
+
+def test_a_python_file_that_fails_is_a_sentence_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fails.py").write_text("import rulec\n\nrulec.nothing\n")
+    Path("wrong.py").write_text("import rulec\ndef f(:\n")
+    expected = "error: fails.py:3: AttributeError: module 'rulec' has no attribute 'nothing'\n"
+    assert error("play", "fails.py", "--no-browser") == error("check", "fails.py:rule") == expected
+    assert error("check", "wrong.py").startswith("error: wrong.py:2: SyntaxError: ")
+
+
 def test_nothing_asks_of_a_path_by_what_may_raise() -> None:
     """Questions of pathlib's raise where the system refuses to answer; those of os.path do not."""
     for file in sorted((ROOT / "rulec").rglob("*.py")):

@@ -27,10 +27,20 @@ def broken():
 def test_the_table_and_the_files(tmp_path: Path) -> None:
     file = tmp_path / "race.json"
     shown = run("race", "sgd", "lion", *SMALL, "--lr", "1e-4:1e-3", "--lr", "lion=1e-3:1e-2", "--json", str(file))
-    assert shown.startswith("rosenbrock: 2 learning rates x 1 seeds for each rule, 5 steps\n")
+    assert shown.startswith("rosenbrock: 2 learning rates x 1 seed for each rule, 5 steps\n")
     assert {line.split()[0] for line in shown.splitlines()[2:4]} == {"sgd", "lion"}
     rates = {(each["rule"], each["lr"]) for each in json.loads(file.read_text())["runs"]}
     assert rates == {("sgd", 1e-4), ("sgd", 1e-3), ("lion", 1e-3), ("lion", 1e-2)}
+
+
+def test_one_rate_is_a_rate(tmp_path: Path) -> None:
+    """Of the usual eight rates there is one, for all rules or for one of them."""
+    file, few = tmp_path / "race.json", ("--task", "rosenbrock", "--seeds", "1", "--steps", "1")
+    shown = run("race", "sgd", "lion", *few, "--lr", "1e-3", "--json", str(file))
+    assert shown.startswith("rosenbrock: 1 learning rate x 1 seed for each rule, 1 step\n")
+    assert [each["lr"] for each in json.loads(file.read_text())["runs"]] == [1e-3, 1e-3]
+    mixed = run("race", "sgd", "lion", *few, "--lr", "lion=1e-3", "--rates", "2")
+    assert mixed.startswith("rosenbrock: 1 to 2 learning rates x 1 seed")
 
 
 def test_a_file_that_cannot_be_written_is_said_before_the_race(tmp_path: Path) -> None:
@@ -56,7 +66,8 @@ def test_a_task_of_a_file(tmp_path: Path) -> None:
         (("sgd", "--task", "digit"), "there is no task 'digit'; did you mean 'digits'?"),
         (("sgd", "--lr", "1e-1:1e-4"), "must go from a smaller to a larger one"),
         (("sgd", "--lr", "0:1"), "the learning rates 0:1 must be positive numbers"),
-        (("sgd", "--lr", "low:1"), "the learning rates 'low:1' are not LOW:HIGH"),
+        (("sgd", "--lr", "low:1"), "the learning rates 'low:1' are neither LOW:HIGH"),
+        (("sgd", "--lr", "0"), "the learning rates 0:0 must be positive numbers"),
         (("sgd", "--lr", "1:2", "--lr", "2:3"), "are named twice"),
         (("sgd", "--lr", "lion=1:2"), "learning rates are named for 'lion', and the race has sgd alone"),
         (("sgd", "--seeds", "0"), "a race needs at least one seed, not 0"),

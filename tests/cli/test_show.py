@@ -85,8 +85,13 @@ def test_json_says_what_it_is() -> None:
 
 def test_mistakes() -> None:
     assert "there is no backend 'cpuu'; did you mean 'cpu'?" in error("show", "adam", "--backend", "cpuu")
+    for device in ("cuda", "GPU"):
+        assert "; did you mean 'cupy' or 'triton'?: installed are c, cpu" in error("show", "adam", "--backend", device)
     assert "there is no dtype 'float31'" in error("show", "adam", "--dtype", "float31")
-    assert "there is no state dtype 'half'" in error("show", "adam", "--state-dtype", "half")
+    assert "there is no state dtype 'half'; did you mean 'float16'" in error("show", "adam", "--state-dtype", "half")
+    for word in ("8bit", "8-bit", "int8 state", "fp8", "uint8"):
+        message = error("show", "adam", "--state-dtype", word)
+        assert f"there is no state dtype {word!r}; did you mean 'dynamic8'?: use float32, " in message
     assert "no state 'w'" in error("show", "adam", "--state-dtype", "w=int8")
 
 

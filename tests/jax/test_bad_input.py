@@ -342,8 +342,8 @@ def test_what_decides_what_is_compiled_cannot_be_traced() -> None:
 def test_options_that_there_are_not() -> None:
     check_refused(
         HyperError,
-        "state_dtype='int9' is none of float32, float64, bfloat16, float16, bfloat16_sr, int8, softsign8, dynamic8, "
-        "float8_e4m3, float8_e5m2, dynamic4",
+        "there is no state dtype 'int9'; did you mean 'int8'?: use float32, float64, bfloat16, float16, bfloat16_sr, "
+        "int8, softsign8, dynamic8, float8_e4m3, float8_e5m2, dynamic4",
         lambda: rulec.jax.transform("adam", state_dtype="int9"),
     )
     check_refused(

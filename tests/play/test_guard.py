@@ -81,6 +81,25 @@ def test_without_the_key_nothing_is_said(client: TestClient, key: str) -> None:
         ("mistakes", "{", 400, "the body of a question is JSON"),
         ("mistakes", "[" * 100_000, 400, "the body of a question is JSON"),
         ("mistakes", '{"file": "x"}', 400, "the question mistakes has the arguments text"),
+        ("mistakes", '{"text": 3}', 400, "the argument text of the question mistakes is of another type"),
+        (
+            "path",
+            '{"text": "", "function": "valley", "hyper": {"lr": "a"}}',
+            400,
+            "the argument hyper of the question path is of another type",
+        ),
+        (
+            "race",
+            '{"text": "", "task": "valley", "rivals": [3]}',
+            400,
+            "the argument rivals of the question race is of another type",
+        ),
+        (
+            "words",
+            '{"text": "", "line": true, "column": 0}',
+            400,
+            "the argument line of the question words is of another type",
+        ),
         ("mistakes", " " * (LARGEST + 1), 413, f"this is over {LARGEST} bytes: it is no rule file"),
     ],
 )

@@ -273,36 +273,39 @@ def _fetched(name: str, allow_url: bool) -> Rule:
     return parse_rule(text, address.url, part)
 
 
-def _load(path: Path, above: tuple[Path, ...]) -> Rule:
-    path = path.resolve()
+def _load(shown: Path, above: tuple[Path, ...]) -> Rule:
+    """The rule of a file. Messages have its path as it was named."""
+    path = shown.resolve()
     if path in above:
         names = " -> ".join(p.stem for p in (*above[above.index(path) :], path))
         raise RuleError(f"{path.stem} is made of itself: {names}")
     if len(above) > MAX_NESTING:
         raise RuleError(f"{path.stem} stands in more than {MAX_NESTING} rules, one within the other: write it out")
     if path.is_relative_to(library_folder()):
-        return _load_library(path) if not above else _read(path, above)
-    return _read(path, above)
+        return _load_library(path) if not above else _read(path, path, above)
+    return _read(shown, path, above)
 
 
 @functools.cache
 def _load_library(path: Path) -> Rule:
-    return _read(path, ())
+    return _read(path, path, ())
 
 
-def _read(path: Path, above: tuple[Path, ...]) -> Rule:
+def _read(shown: Path, path: Path, above: tuple[Path, ...]) -> Rule:
     from rulec.language.yaml.read import parse_rule
 
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise RuleError(f"{path} has {size} bytes, over the limit of {MAX_BYTES}: it is no rule file")
+            raise RuleError(f"{shown} has {size} bytes, over the limit of {MAX_BYTES}: it is no rule file")
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RuleError(f"{path} is not UTF-8 text: its byte {error.start} is wrong") from None
+        raise RuleError(f"{shown} is not UTF-8 text: its byte {error.start} is wrong") from None
     except OSError as error:
-        raise RuleError(f"{path} cannot be read: {error.strerror}") from None
-    return parse_rule(text, str(path), lambda name: _load(_find(name, path.parent), (*above, path)), path)
+        raise RuleError(f"{shown} cannot be read: {error.strerror}") from None
+    # Names in a linked file are of the folder where the file lies, not of the link's.
+    base = path.parent if shown.is_symlink() else shown.parent
+    return parse_rule(text, str(shown), lambda name: _load(_find(name, base), (*above, path)), path)
 
 
 def parse(text: str, name: str = "<string>", base: Path | None = None) -> Rule:

@@ -9,6 +9,7 @@ import functools
 import importlib
 import os
 import re
+import traceback
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -69,8 +70,21 @@ def _file(path: Path) -> ModuleType:
     assert spec is not None  # the name ends in .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except RulecError:
+        raise
+    except Exception as error:
+        raise RuleError(f"{path}{_line(error, path)}: {type(error).__name__}: {error}") from error
     return module
+
+
+def _line(error: Exception, path: Path) -> str:
+    """`:7` for the last line of a file that an error went through; empty where it is not known."""
+    file, frames = os.path.abspath(path), traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == file]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    return f":{line}" if line else ""
 
 
 def _module(name: str) -> ModuleType:

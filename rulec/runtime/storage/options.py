@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,28 @@ from rulec.errors import HyperError, TensorError
 from rulec.formats import NAMES, UNBIASED, Format, parse
 from rulec.language.rule_data import RuleData
 from rulec.language.source import did_you_mean
+
+#: The dtypes and formats of states, by which users name them.
+KNOWN = (*PLAIN_STORAGE, *NAMES)
+
+#: Other words for a dtype or a number of bits, and the state dtype that a user of them wants.
+_MEANT = {
+    "half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "single": "float32", "fp64": "float64",
+    "double": "float64", "e5m2": "float8_e5m2", "e4m3": "float8_e4m3", "8": "dynamic8",
+    "byte": "dynamic8", "4": "dynamic4",
+}  # fmt: skip
+
+
+def no_state_dtype(word: object) -> str:
+    """The sentence about a word that is neither a dtype nor a format of states: the one that is meant, and all.
+
+    Words such as `8bit`, `fp8` and `int8 state` mean dynamic8, whose error is the smallest of eight bits.
+    """
+    text = str(word)
+    meant = next((known for part, known in _MEANT.items() if re.search(rf"(?<!\d){part}(?!\d)", text.lower())), "")
+    hint = f"; did you mean {meant!r}?" if meant else did_you_mean(text, KNOWN)
+    return f"there is no state dtype {text[:100]!r}{hint}: use {', '.join(KNOWN)}"
+
 
 #: A tensor with fewer elements than this keeps its states in floats: codes would save next to nothing there.
 FEWEST_CODED = 4096
@@ -52,7 +75,7 @@ class Storage:
             if state and state not in known:
                 raise TensorError(f"{rules[0].name} has no state {state!r}{did_you_mean(state, known)}")
             if word not in PLAIN_STORAGE and word.partition("/")[0] not in NAMES:
-                raise TensorError(f"state dtype {word!r} is none of {', '.join([*PLAIN_STORAGE, *NAMES])}")
+                raise TensorError(no_state_dtype(word))
         for state, word in self.words.items():
             for rule in (rule for rule in rules if state in rule.state):
                 self._check_safe(rule, state, word)

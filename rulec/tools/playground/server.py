@@ -9,6 +9,7 @@ ours too. Other users of the machine do not know the key.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import inspect
 import json
@@ -19,8 +20,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from pydantic import TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -125,10 +127,23 @@ async def _arguments(request: Request, question: str) -> dict[str, Any]:
         arguments = json.loads(body)
     except (ValueError, RecursionError):
         raise HTTPException(400, "the body of a question is JSON") from None
-    names = list(inspect.signature(QUESTIONS[question]).parameters)[2:]
-    if not isinstance(arguments, dict) or sorted(arguments) != sorted(names):
-        raise HTTPException(400, f"the question {question} has the arguments {', '.join(names)}")
+    kinds = _kinds(question)
+    if not isinstance(arguments, dict) or sorted(arguments) != sorted(kinds):
+        raise HTTPException(400, f"the question {question} has the arguments {', '.join(kinds)}")
+    for name, kind in kinds.items():
+        try:
+            kind.validate_python(arguments[name], strict=True)
+        except ValidationError:
+            raise HTTPException(400, f"the argument {name} of the question {question} is of another type") from None
     return arguments
+
+
+@functools.cache
+def _kinds(question: str) -> dict[str, TypeAdapter[Any]]:
+    """The types of a question's arguments by name, those of its function behind the folder and `tell`."""
+    hints = get_type_hints(QUESTIONS[question])
+    names = list(inspect.signature(QUESTIONS[question]).parameters)[2:]
+    return {name: TypeAdapter(hints[name]) for name in names}
 
 
 async def _lines(messages: AsyncIterator[Reply]) -> AsyncIterator[str]:

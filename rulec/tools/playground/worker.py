@@ -1,6 +1,6 @@
 """The process that answers the page's questions: a line of JSON for each, on stdin and stdout.
 
-The page's server ends it where an answer takes too long.
+The page's server ends it where an answer takes too long, and it ends with the server.
 """
 
 from __future__ import annotations
@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import traceback
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TextIO
 
 from rulec.errors import InternalError, RulecError
 from rulec.tools.playground.questions import QUESTIONS, Tell
@@ -32,8 +35,25 @@ def main() -> None:
         answers.flush()
 
     say({"ready": True})
-    for line in sys.stdin:
+    for line in watched(sys.stdin, lambda: os._exit(0)):
         say(reply(line, folder, lambda part: say({"progress": part})))
+
+
+def watched(stream: TextIO, end: Callable[[], object]) -> Iterator[str]:
+    """The lines of a stream, for ever; a thread reads it, and calls `end` once it ends, whatever is done meanwhile.
+
+    The stream ends with the process that writes it, also with one that is killed.
+    """
+    lines: SimpleQueue[str] = SimpleQueue()
+
+    def read() -> None:
+        for line in stream:
+            lines.put(line)
+        end()
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield lines.get()
 
 
 def reply(line: str, folder: Path, tell: Tell) -> dict[str, Any]:

@@ -154,17 +154,21 @@ class Grid:
 
 
 def grid(span: tuple[float, float], rates: int, seeds: int) -> Grid:
-    """A grid of rates spaced by equal ratios, and the seeds from 0; RulecError where it is none."""
+    """A grid of rates spaced by equal ratios, and the seeds from 0; RulecError where it is none.
+
+    A span from a rate to itself has this rate alone.
+    """
     low, high = span
     if not (0 < low < math.inf and 0 < high < math.inf):
         raise RulecError(f"the learning rates {low:g}:{high:g} must be positive numbers, as in 1e-4:1e-1")
-    if low > high or (low == high and rates > 1):
+    if low > high:
         raise RulecError(f"the learning rates {low:g}:{high:g} must go from a smaller to a larger one")
     if rates < 1:
         raise RulecError(f"a race needs at least one learning rate, not {rates}")
     if seeds < 1:
         raise RulecError(f"a race needs at least one seed, not {seeds}")
-    return Grid(tuple(map(float, np.geomspace(low, high, rates))), tuple(range(seeds)))
+    spaced = np.geomspace(low, high, rates if low < high else 1)
+    return Grid(tuple(map(float, spaced)), tuple(range(seeds)))
 
 
 def span_of(text: str) -> tuple[float, float]:
@@ -173,11 +177,11 @@ def span_of(text: str) -> tuple[float, float]:
     try:
         return float(low), float(high or low)
     except ValueError:
-        raise RulecError(f"the learning rates {text!r} are not LOW:HIGH, as in 1e-4:1e-1") from None
+        raise RulecError(f"the learning rates {text!r} are neither LOW:HIGH, as in 1e-4:1e-1, nor one rate") from None
 
 
 def spans_of(texts: list[str]) -> dict[str, tuple[float, float]]:
-    """The spans by rule, and by "" for all other rules, of `LOW:HIGH` and `RULE=LOW:HIGH`."""
+    """The spans by rule, and by "" for all other rules, of `LOW:HIGH` and `RULE=LOW:HIGH`, or of one rate each."""
     spans: dict[str, tuple[float, float]] = {}
     for text in texts:
         rule, _, span = text.rpartition("=")

@@ -204,9 +204,11 @@ def width(outcome: Outcome) -> str:
 
 def title(task: str, outcomes: Sequence[Outcome]) -> str:
     """The race in one line."""
-    first = outcomes[0]
-    rates, seeds = first.final.shape
-    return f"{task}: {rates} learning rates x {seeds} seeds for each rule, {len(first.losses)} steps"
+    first, counts = outcomes[0], {len(outcome.grid.rates) for outcome in outcomes}
+    rates = str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    steps, seeds = len(first.losses), len(first.grid.seeds)
+    numbers = f"{rates} learning rate{'s' * (counts != {1})} x {seeds} seed{'s' * (seeds != 1)}"
+    return f"{task}: {numbers} for each rule, {steps} step{'s' * (steps != 1)}"
 
 
 def notes(outcomes: Sequence[Outcome]) -> list[str]:

@@ -31,7 +31,8 @@ from rulec.tools.race.task import Stack, Task, stacked
 from rulec.tools.race.tasks import task_of
 from rulec.tools.race.tasks.user import UserTask
 
-Span = tuple[float, float]
+#: The lowest and the highest learning rate, or one rate.
+Span = tuple[float, float] | float
 
 #: All contenders take the same part of the steps before any of them takes the next.
 PARTS = 50
@@ -48,12 +49,13 @@ def race(
     them, by names such as `my.yaml(power=0.5)`. `task` is a name of
     `rulec.tools.race.tasks.TASKS`; or a function, or `my.py:function`, that returns `(params, loss_and_grad)`, as
     `rulec.tools.race.tasks.user.UserTask` says. `lr` is the lowest and the highest of `rates` learning rates, spaced by
-    equal ratios, or a dict of them by rule, with "" for all others. `steps` is the task's own number by default. After
-    `budget` seconds all rules stop at the same step. `watch` are statistics; the outcomes keep their values at every
-    step. `advance` is called with a rule's name after each fiftieth of its
-    steps. RulecError for an unknown rule or task, or an impossible grid, before any step.
+    equal ratios, or one rate, or a dict of these by rule, with "" for all others. `steps` is the task's own number by
+    default. After `budget` seconds all rules stop at the same step. `watch` are statistics; the outcomes keep their
+    values at every step. `advance` is called with a rule's name after each fiftieth of its steps. RulecError for an
+    unknown rule or task, or an impossible grid, before any step.
     """
-    spans = dict(lr) if isinstance(lr, Mapping) else {"": lr}
+    each = lr if isinstance(lr, Mapping) else {"": lr}
+    spans = {label: (span, span) if isinstance(span, int | float) else span for label, span in each.items()}
     variants = {label: variants_of(rule, label) for label, rule in _named(rules).items()}
     named = {name: rule for several in variants.values() for name, rule in several.items()}
     # The learning rates of a rule are those of its variants, where these have none of their own.
