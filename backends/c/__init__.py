@@ -16,7 +16,7 @@ from rulec.compiler.view import MatrixView
 from rulec.kernel.quantized import is_flat
 
 from ..common.noise import NoiseKernel, fill
-from .compile import library, missing
+from .compile import assembly, library, missing
 from .noise import estimate_source
 from .source import source
 
@@ -42,6 +42,10 @@ class CBackend:
     def build(self, program: Program, layout: Layout, source: str) -> CKernel:
         """The kernel of a source text: from the cache, or compiled into it."""
         return CKernel(program, layout, library(program.name, source))
+
+    def assembly(self, name: str, source: str) -> str:
+        """The machine code of a printed kernel, as a text for an assembler: see `rulec.backend.capabilities`."""
+        return assembly(name, source)
 
     def decodes(self, program: Program, layout: Layout) -> bool:
         """Whether states in codes are decoded and encoded by the kernel, part by part: where no stage sees matrices."""

@@ -13,11 +13,14 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rulec.backend import cache
 from rulec.backend.cache import Source, process_folder
 from rulec.errors import BackendUnavailable
+
+from ..common.processor import is_x86
 
 #: IEEE arithmetic as in the source. No code reads errno or the flags of exceptions, so compilers may use vector
 #: instructions for square roots and choices; this changes no result.
@@ -82,7 +85,14 @@ def _loaded(_: bytes, file: Path | None) -> ctypes.CDLL:
         ) from error
 
 
-def _compiled(path: Path, source: str) -> bytes:
+def assembly(name: str, source: str) -> str:
+    """The assembly of a source, for this processor: of the code that `library` has. BackendUnavailable as there."""
+    syntax = ("-masm=intel",) if is_x86() else ()
+    flags = (*(flag for flag in FLAGS if flag != "-shared"), "-S", *syntax)
+    return _compiled(Path(f"{cache.file_name(name)}.c"), source, flags).decode()
+
+
+def _compiled(path: Path, source: str, flags: Sequence[str] = FLAGS) -> bytes:
     """The shared library of a source, as bytes. The compiler reads the text from a pipe; `path` is for the message."""
     command = compiler()
     if command is None:
@@ -93,7 +103,7 @@ def _compiled(path: Path, source: str) -> bytes:
             target = Path(folder) / "kernel.so"
             for way in WAYS:
                 done = subprocess.run(
-                    [*command, *FLAGS, *way, "-x", "c", "-", "-o", str(target), "-lm"], input=source, check=False,
+                    [*command, *flags, *way, "-x", "c", "-", "-o", str(target), "-lm"], input=source, check=False,
                     capture_output=True, encoding="utf-8", errors="replace", env={**os.environ, "LC_ALL": "C"},
                 )  # fmt: skip
                 if done.returncode == 0 and target.exists():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rulec.compiler.ir import Program
@@ -55,6 +56,12 @@ class CpuBackend:
     def machine(self, name: str, source: str) -> ObjectCode:
         """The machine code of a printed source with a function `kernel(job)`: from the cache, or compiled into it."""
         return loaded(name, source)
+
+    def assembly(self, name: str, source: str) -> str:
+        """The machine code of a printed kernel, as a text for an assembler: see `rulec.backend.capabilities`."""
+        from .machine import compile_text, emit_assembly
+
+        return emit_assembly(compile_text(source, Path(f"{name}.py")), intel=True)
 
     def emit_estimate(self, program: Program, layout: Layout, values: Values) -> str:
         """The source of a kernel with noise for its gradient: see `rulec.backend.capabilities`."""

@@ -22,6 +22,7 @@ from rulec.backend.cache import Source
 from rulec.errors import InternalError
 
 from ..common import constants
+from ..common.processor import is_x86
 from .target import small_target
 from .words import INTERLEAVED
 
@@ -43,6 +44,10 @@ _NARROWEST = {"vectorizer-maximize-bandwidth": ("true", "false")}
 #: Four vectors side by side fill the 32 registers of AVX-512. The machine scheduler would order them one behind the
 #: other again, to need fewer registers.
 _INTERLEAVED, _IN_ORDER = {"force-vector-interleave": ("4", "0")}, {"enable-misched": ("false", "true")}
+
+
+#: Intel's syntax of assembly, which names no register by a sign.
+_INTEL = {"x86-asm-syntax": ("intel", "att")}
 
 
 def architecture() -> str:
@@ -154,12 +159,12 @@ def emit_object(text: str) -> bytes:
     return emitted
 
 
-def emit_assembly(text: str) -> str:
-    """The assembly of LLVM assembly for this processor, to read."""
+def emit_assembly(text: str, intel: bool = False) -> str:
+    """The assembly of LLVM assembly for this processor, to read; in Intel's syntax, where the processor has one."""
     import llvmlite.binding as llvm
 
     module = _checked(llvm, text)
-    with _options(_order(text)):
+    with _options({**_order(text), **(_INTEL if intel and is_x86() else {})}):
         emitted: str = _target_machine(llvm).emit_assembly(module)
     return emitted
 

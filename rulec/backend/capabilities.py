@@ -373,7 +373,8 @@ class Capabilities:
 
     With `on_device` its arrays are on a device, and nothing waits for it. With `narrow` its kernels take operands of
     `newton_schulz` in 16 bits. `decodes` tells of a program and a layout with `formats` whether its kernels read and
-    write codes.
+    write codes. `assembly` takes a program's name and its source, and gives the machine code as a text for an
+    assembler; BackendUnavailable where its compiler is missing.
     """
 
     on_device: bool = False
@@ -387,6 +388,7 @@ class Capabilities:
     segments: SegmentKernels | None = None
     draws: DrawKernels | None = None
     binary: Callable[[], BinaryKernels] | None = None
+    assembly: Callable[[str, str], str] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -407,6 +409,7 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
     "segments": ("emit_segments", "build_segments"),
     "draws": ("emit_draws", "build_draws"),
     "binary": ("binary",),
+    "assembly": ("assembly",),
 }
 
 
@@ -436,6 +439,7 @@ def capabilities_of(backend: Backend) -> Capabilities:
         segments=whole("segments"),
         draws=whole("draws"),
         binary=getattr(backend, "binary", None),
+        assembly=getattr(backend, "assembly", None),
     )
 
 

@@ -26,7 +26,9 @@ def play(
     rule: Annotated[
         str,
         typer.Argument(
-            metavar="[RULE]", help=f"{RULE_HELP} Without it, a rule to begin with.", autocompletion=rule_words
+            metavar="[RULE]",
+            autocompletion=rule_words,
+            help=f"{RULE_HELP} Or a link of the page, '#rule=...'. Without one, a rule to begin with.",
         ),
     ] = "",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port of the page; 0 for any that is free.")] = PORT,
@@ -63,10 +65,13 @@ def opening_of(rule: str, allow_url: bool = False) -> Opening:
     from rulec.language.library.load import rules
     from rulec.language.source import MAX_DOCUMENT
     from rulec.tools.demo.training import TEXT
+    from rulec.tools.playground.link import is_link, linked_text
     from rulec.tools.playground.server import Opening
 
     if not rule:
         return Opening(TEXT, "wary_adam.yaml", Path.cwd())
+    if is_link(rule):
+        return Opening(linked_text(rule), "linked.yaml", Path.cwd())
     library = library_folder() / f"{rule}.yaml"
     if rule in rules() and os.path.isfile(library):
         return Opening(library.read_text(encoding="utf-8"), f"{rule}.yaml", Path.cwd())

@@ -48,6 +48,9 @@ def show(
     passes: Annotated[bool, typer.Option("--passes", help="Show the program after each pass instead.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Show the mathematics as LaTeX instead.")] = False,
     yaml: Annotated[bool, typer.Option("--yaml", help="Show the rule as one rule file instead.")] = False,
+    assembly: Annotated[
+        bool, typer.Option("--assembly", help="Show the machine code of the kernel instead, of cpu or c.")
+    ] = False,
     analysis: Annotated[bool, typer.Option("--analysis", help="Show what is proved about the rule instead.")] = False,
     allow_url: AllowUrlFlag = False,
     json: JsonFlag = False,
@@ -55,9 +58,10 @@ def show(
     """Show the kernel that a rule becomes, for any backend.
 
     With --watch, the kernel that measures statistics, and their costs beside the step without them. Or the rule's
-    kernel in the epilogue of a product, its kernel with noise as its gradient, the program after each pass, the
-    mathematics as LaTeX, the rule as a rule file, what is proved about it.
+    kernel in the epilogue of a product, its kernel with noise as its gradient, its kernel's machine code for this
+    processor, the program after each pass, the mathematics as LaTeX, the rule as a rule file, what is proved about it.
     """
+    from rulec.tools.display.assembly import kernel_assembly
     from rulec.tools.display.kernels import COMMENTS, LANGUAGES, kernel_source
 
     loaded, language = find_rule(rule, allow_url), LANGUAGES.get(backend, "python")
@@ -70,6 +74,11 @@ def show(
         kind, text, language = "yaml", loaded.to_yaml(), "yaml"
     elif analysis:
         kind, text, language = "analysis", str(loaded.analysis), "text"
+    elif assembly:
+        kind, language = "assembly", "nasm"
+        text = kernel_assembly(
+            loaded, backend, check_dtype(dtype), _storage(state_dtype, weights), watch_of(loaded, watch)
+        )
     elif epilogue:
         kind, text, language = "epilogue", _epilogue(loaded, backend, check_dtype(dtype), state_dtype), "python"
     elif estimate:
@@ -79,7 +88,7 @@ def show(
         text = kernel_source(loaded, backend, check_dtype(dtype), _storage(state_dtype, weights), asked)
         text = "".join(f"{COMMENTS[language]} {line}\n" for line in _costs(loaded, dtype, asked)) + text
     if json:
-        printed = backend if kind in ("source", "epilogue", "estimate") else None
+        printed = backend if kind in ("source", "assembly", "epilogue", "estimate") else None
         print_json({"rule": loaded.name, "kind": kind, "backend": printed, "text": text})
     else:
         print_source(text, language)

@@ -395,6 +395,18 @@ def _narrow(subject: Subject, _: Capabilities) -> Iterator[str]:
     yield from ()
 
 
+def _assembly(subject: Subject, capabilities: Capabilities) -> Iterator[str]:
+    assembly = capabilities.assembly
+    assert assembly is not None
+    texts = []
+    for rule in RULES:
+        program = rulec.compile(loaded(rule))
+        source = subject.backend.emit(program, layout_for(program, subject.kind.dtypes[0]))
+        texts.append(assembly(program.name, source))
+    if len({*texts}) < len(RULES):
+        yield f"its assembly of {' and '.join(RULES)} is the same"
+
+
 #: Capability -> its check; `on_device` is checked with whole steps.
 CHECKS: Mapping[str, Check] = {
     "narrow": _narrow,
@@ -407,4 +419,5 @@ CHECKS: Mapping[str, Check] = {
     "segments": _segments,
     "draws": _draws,
     "binary": _binary,
+    "assembly": _assembly,
 }

@@ -34,6 +34,16 @@ def test_files_of_the_page_and_of_formulas_are_installed() -> None:
 
 
 def test_nothing_is_fetched_from_elsewhere() -> None:
-    for file in ("index.html", "play.css", "play.js", "ask.js", "editor.js", "path.js", "race.js", "chart.js"):
+    for file in (
+        "index.html",
+        "play.css",
+        "play.js",
+        "ask.js",
+        "editor.js",
+        "link.js",
+        "path.js",
+        "race.js",
+        "chart.js",
+    ):
         text = (PLAY / "page" / file).read_text().replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://", text), file

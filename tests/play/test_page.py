@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rulec.tools.playground.link import link_text, linked_text
 from tests.play.chromium import Tab, chromium, command
 
 pytestmark = [
@@ -90,7 +91,7 @@ def test_kernels_paths_and_tabs_by_keys(tab: Tab) -> None:
     tab.click("#tab-kernel")
     tab.click("#backends input[value=triton]")
     tab.wait("document.querySelector('#source').innerText.includes('triton')")
-    tab.click("#tab-kernel")
+    tab.click("#tab-assembly")
     tab.press("ArrowRight")
     tab.wait("document.querySelector('#picture polyline')")
     assert tab.value("document.activeElement.id") == "tab-path"
@@ -101,6 +102,37 @@ def test_kernels_paths_and_tabs_by_keys(tab: Tab) -> None:
     tab.wait(f"document.querySelector('#picture polyline').getAttribute('points') !== {first!r}")
     tab.click("#reset")
     tab.wait(f"document.querySelector('#picture polyline').getAttribute('points') === {first!r}")
+
+
+def test_the_kernel_in_c_comes_first_and_its_machine_code_beside_it(tab: Tab) -> None:
+    tab.click("#tab-kernel")
+    tab.wait("document.querySelector('#source').innerText.includes('int64_t')")
+    tab.click("#tab-assembly")
+    tab.wait("document.querySelector('#machine-code .tok-typeName')")
+    tab.click("#machines input[value=cpu]")
+    tab.wait("document.querySelector('#machine-code').innerText.includes('kernel:')")
+
+
+def test_a_link_holds_the_rule(tab: Tab, address: str) -> None:
+    """The link that the page copies opens this text; a part of it is a sentence, beside the rule of the server."""
+    page = address.partition("#")[0]
+    tab.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    tab.click(".cm-content")
+    tab.press("a", control=True)
+    tab.type("name: Löwe\nhyper: {lr: 0.1}\nstep: direction = sign(g)")
+    tab.click("#copy-link")
+    tab.wait("document.querySelector('#copy-link').innerText === 'Copied'")
+    link = tab.value("await navigator.clipboard.readText()")
+    text = "name: Löwe\nhyper: {lr: 0.1}\nstep: direction = sign(g)"
+    assert (link.startswith(f"{page}#rule="), linked_text(link)) == (True, text)
+    for written in (link, page + link_text(text), f"{address}&{link.partition('#')[2]}"):
+        tab.open(written)
+        tab.wait("document.querySelector('.cm-content')?.innerText.includes('Löwe')")
+        assert tab.text("#file") == "linked.yaml"
+        assert tab.value("location.hash") == f"#{address.partition('#')[2]}"
+    tab.open(link[:-9])
+    tab.wait("document.querySelector('#name')?.innerText === 'WaryAdam'")
+    assert tab.text("#link-problem").startswith("The link holds no whole rule")
 
 
 def test_statistics_are_drawn_below_the_path(tab: Tab) -> None:

@@ -43,12 +43,19 @@ def test_a_wrapper_is_shown_around_rules() -> None:
     assert "slow" in ask("kernel", text=text, backend="c")["source"]
 
 
+def test_machine_code_of_backends() -> None:
+    shown = ask("assembly", text=TEXT, backend="c")
+    assert shown["language"] == "assembly"
+    assert "step" in shown["source"]
+    assert ask("assembly", text=TEXT, backend="jax") == "the page shows machine code of c and cpu, not of 'jax'"
+
+
 def test_kernels_of_backends() -> None:
     assert "@triton.jit" in ask("kernel", text=TEXT, backend="triton")["source"]
     assert ask("kernel", text=TEXT, backend="cupy")["language"] == "cuda"
     assert (
         ask("kernel", text=TEXT, backend="numpy")
-        == "the page shows kernels of cpu, c, cupy, triton, jax, not of 'numpy'"
+        == "the page shows kernels of c, triton, cupy, cpu, jax, not of 'numpy'"
     )
 
 

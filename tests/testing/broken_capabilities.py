@@ -103,6 +103,9 @@ class Complete(OnTheDevice):
     def build_estimate(self, program: Program, layout: Layout, values: str, source: str) -> Any:
         return Gradients(self.build(program, layout, source), layout.dtype("g"))
 
+    def assembly(self, name: str, source: str) -> str:
+        return f"{name}:\n{source}"
+
     def fill_noise(self, out: Array, noise: Noise, offset: int = 0) -> None:
         out[...] = summed(noise, out.size, offset, out.dtype.name).reshape(out.shape)
 
@@ -293,7 +296,16 @@ class NotNarrow(Complete):
         return kernel
 
 
+class SameAssembly(Complete):
+    """Has one text for all kernels."""
+
+    name = "assembly"
+
+    def assembly(self, name: str, source: str) -> str:
+        return super().assembly("", "")
+
+
 FAULTY = (
     OtherNoise, OtherLines, OtherEstimate, OtherProduct, OtherPolynomial, OtherRuns, OtherDraws, OtherBits,
-    OtherCodes, NotNarrow,
+    OtherCodes, NotNarrow, SameAssembly,
 )  # fmt: skip

@@ -34,7 +34,7 @@ LANGUAGES = {"c": "c", "cupy": "cuda"}
 #: Language of a source -> the beginning of a comment there.
 COMMENTS = {"python": "#", "c": "//", "cuda": "//"}
 #: Backend -> the title of its tab, for the backends with kernels of their own.
-TABS = {"cpu": "CPU", "c": "C", "cupy": "CUDA (CuPy)", "triton": "Triton", "jax": "JAX"}
+TABS = {"c": "C", "triton": "Triton", "cupy": "CUDA (CuPy)", "cpu": "CPU", "jax": "JAX"}
 
 PLAIN = Storage()
 

@@ -19,6 +19,7 @@ from rulec.errors import RulecError
 from rulec.language.hyper import Hyper
 from rulec.language.library.load import load, parse, rules
 from rulec.language.rule import Rule
+from rulec.tools.display.assembly import MACHINES, kernel_assembly
 from rulec.tools.display.drawing import picture
 from rulec.tools.display.kernels import LANGUAGES, TABS, cost_lines, costs_of, kernel_source
 from rulec.tools.display.path import FUNCTIONS, RATES, STEPS, paths, paths_with, refusal, statistics_with
@@ -73,6 +74,13 @@ def ask_kernel(folder: Path, tell: Tell, text: str, backend: str) -> dict[str, s
     return {"source": source.strip(), "language": LANGUAGES.get(backend, "python")}
 
 
+def ask_assembly(folder: Path, tell: Tell, text: str, backend: str) -> dict[str, str]:
+    """The machine code of the rule's kernel for this processor."""
+    if backend not in MACHINES:
+        raise RulecError(f"the page shows machine code of {' and '.join(MACHINES)}, not of {backend!r}")
+    return {"source": kernel_assembly(whole(_rule(text, folder)), backend).strip(), "language": "assembly"}
+
+
 def ask_path(folder: Path, tell: Tell, text: str, function: str, hyper: Mapping[str, float]) -> dict[str, Any]:
     """The path on a function, and the rule's statistics along it; by default at the best of some learning rates."""
     drawn = next((each for each in FUNCTIONS if each.name == function), None)
@@ -111,7 +119,7 @@ def ask_race(folder: Path, tell: Tell, text: str, task: str, rivals: list[str]) 
 
 QUESTIONS: dict[str, Callable[..., Any]] = {
     "mistakes": ask_mistakes, "words": ask_words, "meaning": ask_meaning, "look": ask_look, "kernel": ask_kernel,
-    "path": ask_path, "race": ask_race,
+    "assembly": ask_assembly, "path": ask_path, "race": ask_race,
 }  # fmt: skip
 
 

@@ -36,6 +36,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rulec import __version__
 from rulec.language.library.folder import library_folder
 from rulec.language.library.load import rules
+from rulec.tools.display.assembly import MACHINES
 from rulec.tools.display.kernels import TABS
 from rulec.tools.display.path import FUNCTIONS
 from rulec.tools.playground.questions import QUESTIONS
@@ -49,7 +50,7 @@ KATEX = PAGE.parent.parent / "display" / "katex"
 LARGEST = 500_000
 #: The processes: seconds that an answer may take, and their questions. A long answer keeps no other process waiting.
 PROCESSES = {
-    "text": (5.0, ("mistakes", "words", "meaning")), "rule": (20.0, ("look", "kernel", "path")),
+    "text": (5.0, ("mistakes", "words", "meaning")), "rule": (20.0, ("look", "kernel", "assembly", "path")),
     "race": (90.0, ("race",)),
 }  # fmt: skip
 
@@ -101,7 +102,7 @@ def _start(opening: Opening) -> dict[str, Any]:
     """The content of the page before anything is asked."""
     return {
         "text": opening.text, "file": opening.file, "version": __version__, "rules": rules(), "backends": TABS,
-        "functions": [function.name for function in FUNCTIONS], "tasks": [*TASKS],
+        "machines": MACHINES, "functions": [function.name for function in FUNCTIONS], "tasks": [*TASKS],
     }  # fmt: skip
 
 

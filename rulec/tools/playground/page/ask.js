@@ -1,7 +1,11 @@
 // Questions to the server, and small helpers.
 
-// The key that the address has behind #.
-const KEY = { "X-Rulec-Key": location.hash.slice(1) };
+import { keyOf } from "./link.js";
+
+// The key that the address has behind #; for a link without one, that of the last address which had one.
+export const key = keyOf(location.hash) ?? localStorage.getItem("key") ?? "";
+if (key) localStorage.setItem("key", key);
+const KEY = { "X-Rulec-Key": key };
 
 // Gets something of the server.
 export const get = (path) => fetch(path, { headers: KEY });

@@ -31,7 +31,22 @@ const rule = StreamLanguage.define({
   languageData: { commentTokens: { line: "#" } },
 });
 
-const CODE = { c: StreamLanguage.define(c), cuda: StreamLanguage.define(cpp), python: StreamLanguage.define(python) };
+// Labels, mnemonics, registers and numbers of machine code.
+const assembly = StreamLanguage.define({
+  name: "assembly",
+  token(stream) {
+    const first = stream.sol();
+    if (stream.eatSpace()) return null;
+    if (first && stream.match(/^[.\w$]+:$/)) return "propertyName";
+    if (stream.column() === 4 && stream.match(/^[a-z][\w.]*( [a-z]\w+)?/)) return "typeName";
+    if (stream.match(/^#?-?\d\w*/)) return "number";
+    if (stream.match(/^\.?[A-Za-z_][\w.]*/)) return /^(BYTE|[DQ]?WORD|[XYZ]MMWORD|PTR)$/i.test(stream.current()) ? "keyword" : null;
+    stream.next();
+    return "operator";
+  },
+});
+
+const CODE = { assembly, c: StreamLanguage.define(c), cuda: StreamLanguage.define(cpp), python: StreamLanguage.define(python) };
 
 // Columns of the server count characters; those of the browser count units of UTF-16.
 const units = (line, column) => [...line].slice(0, column).join("").length;
@@ -90,14 +105,14 @@ export function makeEditor(parent, { text, changed, ask }) {
   };
 }
 
-export function makeViewer(parent) {
+export function makeViewer(parent, name) {
   const language = new Compartment();
   const view = new EditorView({
     parent,
     state: EditorState.create({
       extensions: [
         lineNumbers(), language.of([]), syntaxHighlighting(classHighlighter), EditorState.readOnly.of(true),
-        EditorView.editable.of(false), EditorView.contentAttributes.of({ tabindex: "0", role: "textbox", "aria-readonly": "true", "aria-label": "The kernel", "aria-multiline": "true" }),
+        EditorView.editable.of(false), EditorView.contentAttributes.of({ tabindex: "0", role: "textbox", "aria-readonly": "true", "aria-label": name, "aria-multiline": "true" }),
         keymap.of(defaultKeymap),
       ],
     }),

@@ -1,6 +1,7 @@
 // The page: an editor on one side; formula, costs, kernel, path and race of its rule on the other.
-import { ask, element, get, latest, marked, table } from "./ask.js";
+import { ask, element, get, key, latest, marked, table } from "./ask.js";
 import { makeEditor, makeViewer } from "./editor.js";
+import { linked, linkTo } from "./link.js";
 import { makePath } from "./path.js";
 import { makeRace } from "./race.js";
 
@@ -16,17 +17,23 @@ const start = await started.json();
 // The last text without mistakes, and what the server said of it.
 let shown = null;
 
-// A reload of the page keeps the text and its name, as long as the server runs.
-const kept = sessionStorage.getItem("key") === location.hash;
-const [first, firstFile] = kept ? ["text", "file"].map((name) => sessionStorage.getItem(name)) : [start.text, start.file];
+// The text that the page opens with: that of its link; or of the page before a reload, as long as the server runs.
+const link = await linked(location.hash);
+const kept = !link && sessionStorage.getItem("key") === key;
+const [first, firstFile] = kept ? ["text", "file"].map((name) => sessionStorage.getItem(name))
+  : link && !link.problem ? [link.text, "linked.yaml"] : [start.text, start.file];
+$("link-problem").hidden = !link?.problem;
+$("link-problem").textContent = link?.problem ?? "";
+history.replaceState(null, "", `#${key}`);
+addEventListener("hashchange", () => location.reload()); // the address of another link
 
 function keep() {
-  for (const [name, value] of [["key", location.hash], ["text", editor.text()], ["file", file]]) sessionStorage.setItem(name, value);
+  for (const [name, value] of [["key", key], ["text", editor.text()], ["file", file]]) sessionStorage.setItem(name, value);
 }
 
 let file = firstFile;
 const editor = makeEditor($("editor"), { text: first, changed, ask });
-const viewer = makeViewer($("source"));
+const viewers = { kernel: makeViewer($("source"), "The kernel"), assembly: makeViewer($("machine-code"), "The machine code") };
 const path = makePath(start.functions, () => shown);
 const race = makeRace(start.tasks, () => shown);
 
@@ -88,7 +95,9 @@ function show() {
 
 // Tabs: what a panel shows is asked for when it is seen.
 const tabs = [...document.querySelectorAll('[role="tab"]')];
-const panels = { look: () => {}, kernel: latest(kernel), path: path.update, race: () => {} };
+const panels = {
+  look: () => {}, kernel: latest(() => code("kernel")), assembly: latest(() => code("assembly")), path: path.update, race: () => {},
+};
 let selected = "look";
 
 function select(tab) {
@@ -117,19 +126,22 @@ for (const [index, tab] of tabs.entries()) {
   });
 }
 
-async function kernel() {
-  const backend = document.querySelector("#backends input:checked").value;
-  const { answer, error } = await ask("kernel", { text: shown.text, backend });
-  $("kernel-problem").hidden = !error;
-  $("kernel-problem").textContent = error ?? "";
-  $("source").hidden = Boolean(error);
-  if (answer) viewer(answer.source, answer.language);
+// The source of the kernel, or its machine code, in the panel of this name.
+async function code(panel) {
+  const backend = document.querySelector(`#${panel} input:checked`).value;
+  const { answer, error } = await ask(panel, { text: shown.text, backend });
+  $(`${panel}-problem`).hidden = !error;
+  $(`${panel}-problem`).textContent = error ?? "";
+  document.querySelector(`#${panel} .code`).hidden = Boolean(error);
+  if (answer) viewers[panel](answer.source, answer.language);
 }
 
-for (const [backend, title] of Object.entries(start.backends)) {
-  const input = element("input", { type: "radio", name: "backend", value: backend, checked: backend === "cpu" });
-  input.addEventListener("change", update);
-  $("backends").append(element("label", {}, input, element("span", {}, title)));
+for (const [choices, titles] of [["backends", start.backends], ["machines", start.machines]]) {
+  for (const [index, [backend, title]] of Object.entries(titles).entries()) {
+    const input = element("input", { type: "radio", name: choices, value: backend, checked: index === 0 });
+    input.addEventListener("change", update);
+    $(choices).append(element("label", {}, input, element("span", {}, title)));
+  }
 }
 
 // The bar above.
@@ -157,11 +169,14 @@ $("open").addEventListener("submit", async (event) => {
 });
 $("open-name").addEventListener("input", ({ target }) => target.setCustomValidity(""));
 
-$("copy").addEventListener("click", async ({ target }) => {
-  const done = await navigator.clipboard.writeText(editor.text()).then(() => true, () => false);
-  target.textContent = done ? "Copied" : "Not allowed";
-  setTimeout(() => { target.textContent = "Copy"; }, 1500);
-});
+for (const [id, content] of [["copy", () => editor.text()], ["copy-link", () => linkTo(editor.text())]]) {
+  const name = $(id).textContent;
+  $(id).addEventListener("click", async ({ target }) => {
+    const done = await navigator.clipboard.writeText(await content()).then(() => true, () => false);
+    target.textContent = done ? "Copied" : "Not allowed";
+    setTimeout(() => { target.textContent = name; }, 1500);
+  });
+}
 $("download").addEventListener("click", () => {
   const link = element("a", { href: URL.createObjectURL(new Blob([editor.text()], { type: "text/yaml" })), download: file });
   link.click();
