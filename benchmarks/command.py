@@ -12,6 +12,7 @@ import typer
 from benchmarks.gpu.asked import FIRST, Asked
 from benchmarks.gpu.names import PARTS
 from rulec.cli.console import console, fail, json_text, print_json, print_table, progress, write_text
+from rulec.cli.examples import epilog
 from rulec.errors import RulecError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(name="bench", pretty_exceptions_enable=False, rich_markup_mode=None, add_completion=False)
 
 
-@app.command()
+@app.command(epilog=epilog("bench"))
 def bench(
     what: Annotated[
         list[str] | None,

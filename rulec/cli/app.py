@@ -31,6 +31,7 @@ from rulec.cli import (
 )
 from rulec.cli import editor as lsp
 from rulec.cli.console import MISTAKE, fail
+from rulec.cli.examples import epilog
 from rulec.errors import InternalError, RulecError
 
 
@@ -57,24 +58,25 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    epilog=epilog(),
 )
 
-app.command("list")(listing.list_rules)
-app.command("show")(show.show)
-app.command("check")(check.check)
-app.command("new")(new.new)
-app.command("trace")(trace.trace)
-app.command("diff")(diff.diff)
-app.command("build")(build.build)
-app.command("bench", context_settings=bench.PASSED_ON)(bench.bench)
-app.command("race")(race.race)
-app.command("play")(play.play)
-app.command("memory")(memory.memory)
-app.command("demo")(demo.demo)
-app.command("doctor")(doctor.doctor)
-app.command("schema")(editor.schema)
-app.command("lsp")(lsp.lsp)
-app.add_typer(cache.app, name="cache")
+app.command("list", epilog=epilog("list"))(listing.list_rules)
+app.command("show", epilog=epilog("show"))(show.show)
+app.command("check", epilog=epilog("check"))(check.check)
+app.command("new", epilog=epilog("new"))(new.new)
+app.command("trace", epilog=epilog("trace"))(trace.trace)
+app.command("diff", epilog=epilog("diff"))(diff.diff)
+app.command("build", epilog=epilog("build"))(build.build)
+app.command("bench", epilog=epilog("bench"), context_settings=bench.PASSED_ON)(bench.bench)
+app.command("race", epilog=epilog("race"))(race.race)
+app.command("play", epilog=epilog("play"))(play.play)
+app.command("memory", epilog=epilog("memory"))(memory.memory)
+app.command("demo", epilog=epilog("demo"))(demo.demo)
+app.command("doctor", epilog=epilog("doctor"))(doctor.doctor)
+app.command("schema", epilog=epilog("schema"))(editor.schema)
+app.command("lsp", epilog=epilog("lsp"))(lsp.lsp)
+app.add_typer(cache.app, name="cache", epilog=epilog("cache"))
 
 
 def _version(asked: bool) -> None:

@@ -8,11 +8,12 @@ import typer
 
 from rulec.cli.arguments import JsonFlag
 from rulec.cli.console import print_json
+from rulec.cli.examples import epilog
 
 app = typer.Typer(no_args_is_help=True, help="Say what compiled kernels are kept, or clear them.")
 
 
-@app.command()
+@app.command(epilog=epilog("cache info"))
 def info(json: JsonFlag = False) -> None:
     """Say where compiled kernels are kept, how many there are and how much room they take."""
     facts = cache_info()
@@ -24,7 +25,7 @@ def info(json: JsonFlag = False) -> None:
             print(facts["trouble"])
 
 
-@app.command()
+@app.command(epilog=epilog("cache clear"))
 def clear(json: JsonFlag = False) -> None:
     """Throw every compiled kernel away, and every rule file that was fetched.
 
