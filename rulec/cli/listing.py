@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from glob import escape
@@ -28,7 +29,10 @@ def list_rules(
 ) -> None:
     """List rules and transforms, of the library and installed packages.
 
-    With the year of the paper, the states, and bytes of state for each float32 parameter.
+    With the year of the paper, the states, and bytes of state for each float32 parameter. With --json each rule has
+    name, kind (rule or transform), summary, year, paper, url, scope (elementwise, or the widest of tensor, group and
+    model that a step takes values over), inputs, hyper (the defaults; null for an expression), states (each with its
+    level), state_bytes_per_parameter, and file (null for a rule of an installed package).
     """
     entries = [entry for entry in _entries() if _matches(pattern, entry["name"], entry["summary"])]
     if json:
@@ -62,6 +66,9 @@ def _matches(pattern: str, *texts: str) -> bool:
 
 
 def _entry(name: str, rule: Rule) -> dict[str, Any]:
+    from rulec.language.library.folder import library_folder
+
+    file = library_folder() / f"{name}.yaml"
     elementwise = [state for state in rule.state.values() if state.per == "element" and state.shape is None]
     return {
         "name": name,
@@ -70,7 +77,20 @@ def _entry(name: str, rule: Rule) -> dict[str, Any]:
         "year": rule.paper.get("year"),
         "paper": rule.paper.get("title"),
         "url": rule.paper.get("url"),
+        "scope": _scope(rule),
+        "inputs": [*rule.inputs],
         "hyper": {key: h.default if isinstance(h.default, float) else None for key, h in rule.hyper.items()},
         "states": {key: state.per for key, state in rule.state.items()},
         "state_bytes_per_parameter": _ITEM * len(elementwise),
+        "file": str(file) if os.path.isfile(file) else None,
     }
+
+
+def _scope(rule: Rule) -> str:
+    """The widest level over which a step takes values, as it is written; `elementwise` where there is none."""
+    from rulec.language.expr.node import Kind, walk
+
+    nodes = [*walk(rule.expressions)]
+    levels = {str(node.arg) for node in nodes if node.op.kind is Kind.REDUCE}
+    wide = levels or any(node.op.kind in (Kind.MATRIX, Kind.SHAPE, Kind.RANDOM) for node in nodes)
+    return next((level for level in ("model", "group") if level in levels), "tensor" if wide else "elementwise")

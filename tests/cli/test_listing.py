@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -21,6 +22,11 @@ def test_every_rule_of_the_library_is_listed_once() -> None:
     assert entries["nadam"]["state_bytes_per_parameter"] == 8
     assert entries["transforms/clip_by_value"]["kind"] == "transform"
     assert entries["adam"]["year"] == 2015
+    scopes = {"adamw": "elementwise", "lamb": "tensor", "muon": "tensor", "transforms/clip_by_global_norm": "model"}
+    assert {name: entries[name]["scope"] for name in scopes} == scopes
+    assert (entries["sophia"]["inputs"], entries["adam"]["hyper"]["beta1"]) == (["hessian"], 0.9)
+    assert entries["muon"]["file"].endswith("muon.yaml")
+    assert "\nname: " in f"\n{Path(entries['muon']['file']).read_text()}"
 
 
 def test_the_table_has_a_line_for_each_with_what_people_look_for() -> None:
