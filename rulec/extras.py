@@ -1,4 +1,4 @@
-"""Extras of rulec: their packages, those that are missing here, and the command that installs them.
+"""Extras of rulec: their packages, the missing packages, and the command that installs an extra.
 
 rulec may be installed from a checkout, a wheel, a repository or an index. PEP 610 records which in `direct_url.json`,
 and the command names the same source.
@@ -48,7 +48,7 @@ def sentence(user: str, *extras: str, package: str) -> str:
 
 
 def missing(*extras: str) -> list[str]:
-    """The names of packages of these extras that are not installed here, in their order in pyproject.toml."""
+    """The missing packages of these extras by name, in the order of pyproject.toml."""
     names = [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in requirements(*extras)]
     return [name for name in dict.fromkeys(names) if not _installed(name)]
 
@@ -67,7 +67,7 @@ def requirements(*extras: str) -> list[str]:
 
 
 def command(*extras: str) -> str:
-    """The command that installs rulec with these extras, from the place where it was installed from.
+    """The command that installs rulec with these extras, from the source of this installation.
 
     `rulec[race]` stands for an index. A folder or wheel that is no longer there is passed over: then the
     requirements themselves are named.
@@ -80,7 +80,7 @@ def command(*extras: str) -> str:
 
 
 def _place(extras: str) -> str | None:
-    """The argument of pip that names rulec with these extras; None where its source is no longer there."""
+    """pip's argument for rulec with these extras; None for a source that has gone."""
     source = _source()
     address, vcs = source.get("url", ""), source.get("vcs_info")
     if not address:

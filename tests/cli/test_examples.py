@@ -49,7 +49,8 @@ def test_the_options_of_examples_are_those_of_their_commands() -> None:
     for line in {line for lines in EXAMPLES.values() for line in lines}:
         _, *arguments = shlex.split(line)
         words = max((w for w in known if w and arguments[: len(w.split())] == w.split()), key=len)
-        known[words].make_context(words, arguments[len(words.split()) :])
+        context = known[words].make_context(words, arguments[len(words.split()) :])
+        assert context.params.keys() >= {p.name for p in known[words].params if p.required}
 
 
 @pytest.mark.slow

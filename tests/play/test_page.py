@@ -111,6 +111,7 @@ def test_the_kernel_in_c_comes_first_and_its_machine_code_beside_it(tab: Tab) ->
     tab.wait("document.querySelector('#machine-code .tok-typeName')")
     tab.click("#machines input[value=cpu]")
     tab.wait("document.querySelector('#machine-code').innerText.includes('kernel:')")
+    assert tab.value("document.querySelector('#assembly-problem').hidden")
 
 
 def test_a_link_holds_the_rule(tab: Tab, address: str) -> None:

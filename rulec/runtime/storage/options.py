@@ -29,7 +29,7 @@ _MEANT = {
 
 
 def no_state_dtype(word: object) -> str:
-    """The sentence about a word that is neither a dtype nor a format of states: the one that is meant, and all.
+    """The sentence about an unknown dtype of states: the word that the user may mean, and all known words.
 
     Words such as `8bit`, `fp8` and `int8 state` mean dynamic8, whose error is the smallest of eight bits.
     """

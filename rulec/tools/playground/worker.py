@@ -42,7 +42,7 @@ def main() -> None:
 def watched(stream: TextIO, end: Callable[[], object]) -> Iterator[str]:
     """The lines of a stream, for ever; a thread reads it, and calls `end` once it ends, whatever is done meanwhile.
 
-    The stream ends with the process that writes it, also with one that is killed.
+    The stream ends with its writer, even with a killed one.
     """
     lines: SimpleQueue[str] = SimpleQueue()
 
