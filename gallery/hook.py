@@ -1,4 +1,4 @@
-"""The hook of MkDocs that adds the gallery, the reference of the API and the changelog to the site, and mends all pages."""
+"""The hook of MkDocs that adds the gallery and pages of the reference to the site, and mends all pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KATEX = ROOT / "rulec" / "tools" / "display" / "katex"
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
-    """Adds a page for every rule and for every public module, the changelog, and the files that set formulas."""
+    """Adds a page for every rule, the pages of `gallery.reference`, and the files that set formulas."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     from mkdocs.structure.files import File
