@@ -45,50 +45,50 @@ _TITLE = {
 
 #: Measurement -> the text at the beginning of its chapter.
 _TEXT = {
-    "rules": "One tensor, far larger than the caches. *Of the limit's speed* is the time of the limit over that of the "
-    "kernel; *times as fast* is the time of torch's step over that of the kernel. AdamW in float16 takes three "
-    "divisions and a root for 14 bytes: one core divides about as long as it waits for memory.",
-    "reductions": "One matrix, far larger than the caches. A step is all of it, engine included; its limit is a kernel "
-    "for each stage that moves the same bytes. Other libraries' steps are timed on tensors of their own, with "
-    "the same threads; the fastest that is installed is named, and fused kernels, which are no Python, apart. "
-    "The second pass of Adafactor over the gradient takes two divisions and a root for 4 bytes, the one of CAME a "
-    "division and a root: one core divides for longer than it reads.",
-    "matrices": "Weights in float32, products in bfloat16. The products are those of Muon's iteration by themselves, "
-    "without norm and casts. A step of SOAP or Shampoo is the mean of ten, one of which decomposes. "
-    "SOAP and its peer take the same number of products of one size, which are nearly nine tenths of the peer's time.",
+    "rules": "One tensor, far larger than the caches. *Of the limit's speed* is the time of the limit divided by that "
+    "of the kernel; *times as fast* is the time of torch's step divided by that of the kernel. AdamW in float16 takes "
+    "three divisions and a root for 14 bytes: one core divides for about as long as it waits for memory.",
+    "reductions": "One matrix, far larger than the caches. The time of a step includes the engine. Its limit is a "
+    "kernel for each stage that moves the same bytes. Steps of other libraries are timed on their own tensors, with "
+    "the same threads. The fastest installed one is named, and fused kernels, which use no Python, are listed "
+    "separately. The second pass of Adafactor over the gradient takes two divisions and a root for 4 bytes, the one of "
+    "CAME a division and a root: one core divides for longer than it reads.",
+    "matrices": "Weights are in float32, products in bfloat16. The products are those of Muon's iteration alone, "
+    "without norm and casts. A step of SOAP or Shampoo is the mean of ten, one of which decomposes. SOAP and its peer "
+    "take the same number of products of one size, which are nearly nine tenths of the peer's time.",
     "orthogonal": "Muon's iteration for square matrices and with one side two, four and eight times as long, with four "
     "spectra and conditions from 1 to a million, and for the gradients of a small transformer. The exact result is "
-    "from the singular value decomposition in float64. The figures are the largest over all of them. The rows without "
-    "a target have other restarts and dtypes than the library. The page on [GPUs](../gpu.md) says more.",
-    "many": "Many tensors in one optimizer, AdamW in float32. A step is all of `rulec.torch.AdamW(...).step()`. It "
-    "looks at every parameter and gradient through functions that torch exports, some fourteen calls for a tensor: "
-    "most of the time added to the kernel.",
-    "watch": "Steps with the set `norms`, eight statistics of every tensor, by turns with the same steps without. "
-    "torch computes the same after a step, from a copy of the parameters before it. The page on "
-    "[statistics](../watch.md) says what they are.",
-    "offload": "The step on the host of float32 weights and states that lie there. bfloat16 gradients and new bfloat16 "
-    "weights lie in buffers of 64 MiB that copies from and to a device use again and again; no step reads a parameter. "
-    "torchao steps torch's fused AdamW, one for each tensor. Its weights on the host have the dtype of the model's: "
-    "from and to 16 bits, its time has the conversion of gradients to float32 and of new weights to bfloat16, so that "
-    "both do the same; so has DeepSpeed's. All in bfloat16, its numbers are other ones.",
+    "from the singular value decomposition in float64. Each figure is the largest error over all of them. The rows "
+    "without a target have other restarts and dtypes than the library. The page on [GPUs](../gpu.md) says more.",
+    "many": "Many tensors in one optimizer, AdamW in float32. The time is that of all of "
+    "`rulec.torch.AdamW(...).step()`. The step checks every parameter and gradient through functions that torch "
+    "exports, some fourteen calls for a tensor. These are most of the time beyond the kernel.",
+    "watch": "Steps with the set `norms`, eight statistics of every tensor, in turns with the same steps without "
+    "statistics. torch computes the same statistics after a step, from a copy of the parameters before it. The page on "
+    "[statistics](../watch.md) describes them.",
+    "offload": "The step on the host, for float32 weights and states in its memory. bfloat16 gradients and new "
+    "bfloat16 weights are in buffers of 64 MiB, which copies from and to a device use again and again; no step reads a "
+    "parameter. torchao steps torch's fused AdamW, one for each tensor. Its weights on the host have the dtype of the "
+    "model. So from and to 16 bits, the times of torchao and DeepSpeed include the conversion of gradients to float32 "
+    "and of new weights to bfloat16, and all do the same. With everything in bfloat16, torchao computes other numbers.",
     "start": "Seconds in new processes.",
-    "memory": "Bytes for each parameter are from the difference between a small and a large tensor. The memory of "
-    "training is counted tensor by tensor, or by XLA: all that is there at the moment when most is, in units of the "
-    "weights, with gradients kept until the step (deferred), used as they come (eager), or never made (epilogue).",
-    "mesh": "Counted on paper, of Llama with 70 billion weights: no GPU takes part. The page on "
-    "[several GPUs](../several-gpus.md) has the same as a table.",
-    "states": "A network of 26,000 weights on the handwritten digits; the distance is the largest of three seeds, in "
-    "units of the way that the weights went. Steps are `rulec.torch.AdamW(...).step()` on one large tensor. "
-    "bfloat16 weights are held against a master copy, and a transformer of characters against a change of 0.1 % of its "
-    "first weights. A processor without AVX-512 is asked for 0.3 with `dynamic8`. The page on "
-    "[small states](../small_states.md) says what the formats and weights are, and where the time goes.",
+    "memory": "Bytes for each parameter follow from the difference between a small and a large tensor. The memory of "
+    "training is counted tensor by tensor, or by XLA. The figures are the peak, in units of the weights. *Deferred* "
+    "keeps gradients until the step, *eager* uses each as it comes, and *epilogue* never forms them.",
+    "mesh": "These figures are calculated, for a Llama of 70 billion weights, without a GPU. The page on [several "
+    "GPUs](../several-gpus.md) has the same as a table.",
+    "states": "A network of 26,000 weights on the handwritten digits; the distance is the largest of three seeds, "
+    "relative to the distance that the weights moved. Steps are `rulec.torch.AdamW(...).step()` on one large tensor. "
+    "bfloat16 weights are compared with a master copy, and a transformer of characters with a change of 0.1 % of its "
+    "first weights. On a processor without AVX-512 the target for `dynamic8` is 0.3. The page on [small "
+    "states](../small_states.md) describes the formats and weights, and where the time goes.",
     "es": "The page on [evolution strategies](../es.md) has the same as tables, and says what the words mean.",
     "race": "The page on [races](../race.md) says what a batch is.",
-    "jax": "A step is `rulec.jax.step`; optax's is `update` and `apply_updates` in one jit. Both are given their "
-    "parameters and state to reuse. A first call is traced and compiled in a new process. Most of a step "
-    "of 1000 leaves is the call of a compiled program with 2000 arrays.",
-    "gpu": "Times are the device's own, by events, and the host's where a row says so; the page on [GPUs](../gpu.md) "
-    "says how they are taken.",
+    "jax": "A step is `rulec.jax.step`; the step of optax is `update` and `apply_updates` in one jit. Both may reuse "
+    "the memory of their parameters and state. A first call is traced and compiled in a new process. Most of the time "
+    "for 1000 leaves is the call of a compiled program with 2000 arrays.",
+    "gpu": "The device measures times, by events, and the host where a row says so; the page on [GPUs](../gpu.md) says "
+    "how.",
 }
 
 

@@ -1,6 +1,6 @@
 """How plainly the project speaks: sentences to be guessed, and names that say nothing, in each folder.
 
-`make words` prints the counts; `python -m tests.words FOLDER` lists those of a folder.
+`make words` prints the counts; `python -m tests.words FOLDER` lists those of a folder, of `docs` those of the pages.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
+from tests.sentences import faults, listed
 from tests.shape import files
 from tests.test_layering import ROOT
 
@@ -40,13 +42,14 @@ _CHECKING = re.compile(r"_?(check|assert|verify)|(raises|warns|fail)$")
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def sentences(file: Path) -> Iterator[str]:
+@cache
+def sentences(file: Path) -> tuple[str, ...]:
     """The sentences of a module's docstrings."""
-    for item in ast.walk(ast.parse(file.read_text())):
-        if isinstance(item, _DOCUMENTED):
-            for sentence in re.split(r"(?<=[.!?])\s+|\n\s*\n", ast.get_docstring(item) or ""):
-                if sentence.strip():
-                    yield " ".join(sentence.split())
+    texts = [
+        ast.get_docstring(item) or "" for item in ast.walk(ast.parse(file.read_text())) if isinstance(item, _DOCUMENTED)
+    ]
+    parts = [part for text in texts for part in re.split(r"(?<=[.!?])\s+|\n\s*\n", text)]
+    return tuple(" ".join(part.split()) for part in parts if part.strip())
 
 
 def obscure(file: Path) -> Iterator[str]:
@@ -59,6 +62,12 @@ def bare(file: Path) -> Iterator[str]:
     for sentence in sentences(file):
         if len(sentence.split()) <= 8 and _BARE.fullmatch(sentence) and not _VERB.search(sentence):
             yield sentence
+
+
+def read_twice(file: Path) -> Iterator[str]:
+    """The sentences of a kind that a reader must read twice, each with its kind and the advice."""
+    for sentence in sentences(file):
+        yield from (f"{kind.name} ({kind.advice}): {sentence}" for kind in faults(sentence))
 
 
 def left_behind(file: Path) -> Iterator[str]:
@@ -99,7 +108,7 @@ def folder(file: Path) -> str:
     return "/".join(parts[:2]) if parts[0] == "rulec" and len(parts) > 2 else parts[0]
 
 
-def total(count: Callable[[Path], Iterator[str]]) -> int:
+def total(count: Callable[[Path], Iterable[str]]) -> int:
     """How many there are in all modules."""
     return sum(1 for file in files() for _ in count(file))
 
@@ -107,16 +116,21 @@ def total(count: Callable[[Path], Iterator[str]]) -> int:
 def main() -> None:
     """Prints the counts of all folders, or what there is in some."""
     for place in sys.argv[1:]:
+        for page in sorted((ROOT / place).rglob("*.md")):
+            for line in listed(page):
+                print(f"{page.relative_to(ROOT)}: {line}")
         for file in (file for file in files() if file.is_relative_to(ROOT / place)):
-            for line in (*obscure(file), *bare(file), *vague(file), *left_behind(file)):
+            for line in (*obscure(file), *bare(file), *vague(file), *left_behind(file), *read_twice(file)):
                 print(f"{file.relative_to(ROOT)}: {line}")
     if len(sys.argv) == 1:
-        print(f"{'':20} sentences  obscure  vague names")
+        print(f"{'':20} sentences  obscure  vague names  read twice")
         for place in dict.fromkeys(map(folder, files())):
             inside = [file for file in files() if folder(file) == place]
-            counts = [sum(1 for file in inside for _ in count(file)) for count in (sentences, obscure, vague)]
-            print(f"{place:20} {counts[0]:9} {counts[1]:8} {counts[2]:12}")
-        print(f"{'all':20} {total(sentences):9} {total(obscure):8} {total(vague):12}")
+            counts = [
+                sum(1 for file in inside for _ in count(file)) for count in (sentences, obscure, vague, read_twice)
+            ]
+            print(f"{place:20} {counts[0]:9} {counts[1]:8} {counts[2]:12} {counts[3]:11}")
+        print(f"{'all':20} {total(sentences):9} {total(obscure):8} {total(vague):12} {total(read_twice):11}")
 
 
 if __name__ == "__main__":

@@ -42,9 +42,9 @@ def diff(
     allow_url: AllowUrlFlag = False,
     json: JsonFlag = False,
 ) -> None:
-    """Find where a rule and another implementation part.
+    """Find where a rule and another implementation differ.
 
-    Says the largest difference, and the first step and value that part. Where they part, it says how far each side is
+    Says the largest difference, and the first step and value that differ. Then it says how far each side is
     from the rule's formulas in 50 digits. Exit code 0 where they agree, 1 where not.
     """
     from rulec.tools.compare.difference import TOLERANCE, Trial, compare, order_of_values, shapes_for
