@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,16 @@ def check_elsewhere(*arguments: str) -> None:
     words = {**os.environ, "KERAS_BACKEND": "torch" if ON_JAX else "jax"}
     done = subprocess.run([sys.executable, *arguments], env=words, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(find_spec("tensorflow") is not None, reason="Keras' usual backend is installed")
+def test_a_backend_that_is_not_installed_is_named_with_the_setting() -> None:
+    words = {**os.environ, "KERAS_BACKEND": "tensorflow"}
+    done = subprocess.run([sys.executable, "-c", "import rulec.keras"], env=words, capture_output=True, text=True)
+    sentence = (
+        "Keras runs on tensorflow here, which is not installed, and rulec.keras on jax and torch: set KERAS_BACKEND"
+    )
+    assert f"BackendUnavailable: {sentence}" in done.stderr
 
 
 @pytest.mark.slow
