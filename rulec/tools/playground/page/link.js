@@ -30,11 +30,12 @@ export async function linked(hash) {
 
 // Bytes through a stream that compresses or expands them; an error for more than a rule file has.
 async function through(stream, bytes) {
-  const parts = [];
-  let length = 0;
-  for await (const each of new Blob([bytes]).stream().pipeThrough(stream)) {
-    parts.push(each);
-    length += each.length;
+  const parts = [], reader = new Blob([bytes]).stream().pipeThrough(stream).getReader();
+  for (let length = 0; ; ) {
+    const { value, done } = await reader.read();
+    if (done) break;
+    parts.push(value);
+    length += value.length;
     if (length > LONGEST) throw new RangeError("too long");
   }
   return new Uint8Array(await new Blob(parts).arrayBuffer());
