@@ -47,7 +47,7 @@ class Row:
 class Record:
     """One run of a part of a measurement: its machine, its date, its seconds, and what it left out.
 
-    `rules` are the rules to which it was restricted. Where it did not run, for want of time or of a package, `ran` is
+    `rules` are the rules to which it was restricted. If it did not run, for want of time or of a package, `ran` is
     false and the notes say why.
     """
 

@@ -96,7 +96,7 @@ def measure(quick: bool, advance: Callable[[], object] = lambda: None) -> Result
 def _distance(name: str, storage: str, state_dtype: Any, target: float | None, scaled: bool, seeds: int) -> Row:
     """The greatest distance over some seeds, in units of the way that the weights went in floats.
 
-    Where pixels are not `scaled`, those at the border are nearly always zero: states of neighbours differ most.
+    If pixels are not `scaled`, those at the border are nearly always zero: states of neighbours differ most.
     """
     each = []
     for seed in range(seeds):

@@ -18,7 +18,7 @@ def digits(
 ) -> Array:
     """The weights of a small network after some epochs on the handwritten digits, as one vector in float64.
 
-    Where `weights` are of a kind, the network is in bfloat16; an empty kind is a plain one.
+    If `weights` are of a kind, the network is in bfloat16; an empty kind is a plain one.
     """
     import torch
     from sklearn.datasets import load_digits

@@ -168,7 +168,7 @@ def erf(x: Any) -> Any:
 
 
 def sin(x: Any) -> Any:
-    """Sine, elementwise; NaN beyond 100000, but for values known before a step."""
+    """Sine, elementwise; NaN beyond 100000, except for values known before a step."""
     return _apply(Op.SIN, x)
 
 

@@ -35,7 +35,7 @@ KINDS = (
     _kind("one as a noun", r"\b(is|are) one (in|of) all\b", "repeat the noun"),
     _kind("possessive without noun", r"\b(theirs|ours)\b|[a-zA-Z]'s([.;:]| (is|are|goes|does|has)\b)", "name the noun"),
     _kind("nothing as a subject", rf"[,;] (then |and |and then )?nothing ({_IS}|has been)\b", "say who leaves what"),
-    _kind("where as a condition", r"^Where (?!to )[^?]*$", "begin with if, or with when"),
+    _kind("where as a condition", r"^Where (?!to )[^?:]*,(?! and )", "begin with if, or with when"),
     _kind("for as because", r"[,;] for (it|they|there|nothing|neither)\b", "write because"),
     _kind("but for", r"\bbut for\b", "write except"),
     _kind(

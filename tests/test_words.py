@@ -58,11 +58,11 @@ def test_the_counts_see_what_they_are_for(tmp_path: Path) -> None:
     assert len([*vague(module)]) == 2
 
 
-#: Sentences of pages that quote a remark kept with a measurement.
-RECORDED = 3
+#: Sentences of pages that quote a remark kept with a measurement, or list its figures.
+RECORDED = 4
 
 #: Sentences of docstrings that a reader must read twice: no new ones.
-READ_TWICE = 558
+READ_TWICE = 421
 
 #: A sentence of each kind, and one near to it that is none of them.
 PLANTED = {
@@ -104,7 +104,7 @@ def test_no_sentence_of_a_page_must_be_read_twice() -> None:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     assert len(pages) > 40
     told = {page.name: [*listed(page)] for page in pages}
-    recorded = {"gpu.md", "memory.md"}
+    recorded = {"gpu.md", "memory.md", "missed.md"}
     assert {name: lines for name, lines in told.items() if lines and name not in recorded} == {}
     assert sum(map(len, told.values())) <= RECORDED
 

@@ -31,7 +31,7 @@ class Dialect:
 
     Functions are called through `module`. A step takes `parameters` before its arrays; its file begins with `imports`.
     `functions` maps a function that libraries lack or compute badly to its line of import. `cast` is a format of an
-    array and a dtype, `number` of a number and a dtype, `copy` of an array. Where `writes`, a step takes also the
+    array and a dtype, `number` of a number and a dtype, `copy` of an array. If `writes`, a step takes also the
     arrays only stored to. `others` maps operations to functions used in place of the module's. Rules with an operation
     that the library `lacks` are refused. Functions of bits take the library first, unless the file `prints_bits`.
     """

@@ -141,7 +141,7 @@ class PureKernel:
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
     ) -> PureCall:
-        """A call over these arrays. Where they are donated, only its results can be used after it.
+        """A call over these arrays. If they are donated, only its results can be used after it.
 
         BackendUnsupported for PyTorch's tensors.
         """

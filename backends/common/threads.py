@@ -1,7 +1,7 @@
 """Runs a kernel on one job with several threads.
 
 A kernel takes spans of work from its job until none is left, so any number of threads may run a job, and a late thread
-does no harm. Where PyTorch has loaded an OpenMP library, its threads run the job: they are awake after a backward pass,
+does no harm. If PyTorch has loaded an OpenMP library, its threads run the job: they are awake after a backward pass,
 and no second set competes with them. Otherwise Python threads wait for jobs in a queue, and run them without the global
 lock.
 """

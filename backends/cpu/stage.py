@@ -190,7 +190,7 @@ class StageWriter:
     def element(self, name: str, index: str = "i", copy: int = 0) -> str:
         """Address, index and number of an array: LLVM knows that arrays of different numbers do not overlap.
 
-        Where a loop has elements of several rows, each row of a stored array has a number: `copy` counts the rows.
+        If a loop has elements of several rows, each row of a stored array has a number: `copy` counts the rows.
         """
         number = self.lines.index(name)
         if copy and name in self.nest.stored:

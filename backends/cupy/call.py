@@ -194,7 +194,7 @@ class GivenTable:
     def fill(self, work: Work, low: Whole, rows: Rows, fired: tuple[int, ...] | None, narrow: bool) -> bool:
         """Writes each tensor's row, and the truth that all its arrays in a stage begin at multiples of 16 bytes.
 
-        `low` has, for each tensor, the bitwise or of its fixed addresses. Where there are `narrow` kernels, and a
+        `low` has, for each tensor, the bitwise or of its fixed addresses. If there are `narrow` kernels, and a
         gradient begins elsewhere, the truth is of the other arrays. Whether this is so.
         """
         words = self.words

@@ -29,7 +29,7 @@ from .words import DIALECT, FINISH_KERNEL, parts_used, types_used
 def kernel_source(program: Program, layout: Layout, narrow: bool = False) -> str:
     """The source of all kernels of a program; BackendUnsupported for an operation without a spelling in CUDA C.
 
-    Where `narrow`, gradients may lie at any address while other arrays move 16 bytes at a time.
+    If `narrow`, gradients may lie at any address while other arrays move 16 bytes at a time.
     """
     kernels = []
     for index, stage in enumerate(program.stages):

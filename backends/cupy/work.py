@@ -166,7 +166,7 @@ _BYTES = 8
 class Slots:
     """The slots and results of a stage's reductions on the device.
 
-    Where a row or column lies in a single tile, its total is the result.
+    If a row or column lies in a single tile, its total is the result.
     """
 
     def __init__(self, regions: Sequence[Region], memory: Memory) -> None:

@@ -26,7 +26,7 @@ from .words import file_text, words_used
 def program_source(program: Program, layout: Layout, narrow: bool = False) -> str:
     """The whole file; BackendUnsupported for an operation without a word in Triton, and codes with rows.
 
-    Where `narrow`, gradients may lie at any address while other arrays move 16 bytes at a time.
+    If `narrow`, gradients may lie at any address while other arrays move 16 bytes at a time.
     """
     stages = [
         "\n".join(lines)

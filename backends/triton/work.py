@@ -217,7 +217,7 @@ class StageWork:
     def run(self, launch: Launch, moving: Any, table: Any, stays: Any, scale: Any, odd: bool = False) -> None:
         """Runs the stage's kernel, and the kernel that finishes its reductions.
 
-        Where a gradient is `odd`, all gradients of the launch are read at any address.
+        If a gradient is `odd`, all gradients of the launch are read at any address.
         """
         reduces = [self.slots] * bool(self._places.regions)
         if len(launch.chunks):

@@ -91,7 +91,7 @@ class Processes:
 def _begin(connection: Connection, bench: Bench) -> None:
     """The main function of a process, which leads a group of its own.
 
-    Prints of libraries go to stderr, because stdout may be for JSON alone. Where a library crashes, the place goes to
+    Prints of libraries go to stderr, because stdout may be for JSON alone. If a library crashes, the place goes to
     stderr too.
     """
     os.setsid()

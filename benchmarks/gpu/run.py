@@ -22,7 +22,7 @@ class Started:
 class Ended:
     """A process is done with its part; `fault` is a sentence where it failed.
 
-    Where not `usable`, the process takes no more parts.
+    If not `usable`, the process takes no more parts.
     """
 
     fault: str | None = None

@@ -84,7 +84,7 @@ def llama_7b(layers: int = 32) -> list[Shape]:
 
 
 def llama_1b() -> list[Shape]:
-    """146 tensors with the shapes of Llama 3.2 1B but for its embeddings: 16 layers of 2048, and two vectors."""
+    """146 tensors with the shapes of Llama 3.2 1B except its embeddings: 16 layers of 2048, and two vectors."""
     wide, inner, keys = 2048, 8192, 512
     layer: list[Shape] = [(wide, wide), (keys, wide), (keys, wide), (wide, wide)]
     layer += [(inner, wide), (inner, wide), (wide, inner), (wide,), (wide,)]

@@ -11,7 +11,7 @@ call `p` and the other states are computed from the linear states. A skipped cal
 whether the sum would have been skipped.
 
 No buffer of gradients is kept between the calls. `Accumulation.adds` has the `L(g)` of each linear state, an expression
-of `g`, `t`, hyper-parameters, `p` and states that stay as they are until the last call. Where a condition fails, `p`
+of `g`, `t`, hyper-parameters, `p` and states that stay as they are until the last call. If a condition fails, `p`
 depends on more than the sum: Nesterov's momentum and Lion read `g` beside the moment, Adam reads its square, and
 gradient descent has no state to add to.
 """

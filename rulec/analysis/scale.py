@@ -8,7 +8,7 @@ questions:
 - Each step's gradient is scaled by another number: `c` is the scale of this step, and every state has a scale of its
   own, from the steps before. Rprop keeps `g` itself, but reads its sign alone.
 
-Where a sum has a term of another degree, and a hyper-parameter that may be 0, such as `eps`, is a factor of this term,
+If a sum has a term of another degree, and a hyper-parameter that may be 0, such as `eps`, is a factor of this term,
 the answer is for a value of 0.
 
 Guarded divisions are recognised: in `x/where(n > 0, n, 1)` with `n = norm(x)`, `x` is 0 where the guard acts.

@@ -59,7 +59,7 @@ class Warned:
 class StateStorage:
     """How one state may be stored.
 
-    Where `allowed` is false the state stays float32, for the `reason`, a sentence. `unsigned`: the state is never
+    If `allowed` is false the state stays float32, for the `reason`, a sentence. `unsigned`: the state is never
     below 0, for all inputs. `floor`: a denominator reads the state, so a value other than 0 must not get code zero.
     `refused` are formats that it cannot have besides. `proof` says in a sentence how the sign was proved. `exact` is
     the reason, a sentence, why it cannot be bfloat16 rounded at random either; empty where it can.

@@ -96,7 +96,7 @@ def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def matching_leaves(tree: Any, names: list[str], what: str, prefix: str = "") -> dict[str, Any]:
-    """The leaves of `tree` by name, but for None; TensorError where a name is not among `names`."""
+    """The leaves of `tree` by name, except for None; TensorError where a name is not among `names`."""
     by_name = {}
     for name, leaf in flatten(tree, prefix).items():
         if leaf is None:

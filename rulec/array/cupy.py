@@ -188,7 +188,7 @@ def matrix() -> Table:
 
 
 class CupyLibrary(Library):
-    """CuPy on the current device. Nothing waits for the device, but for CuPy's own decompositions.
+    """CuPy on the current device. Nothing waits for the device, except for CuPy's own decompositions.
 
     Numbers known here are NumPy's.
     """

@@ -30,7 +30,7 @@ class PartialStep:
     """The arrays updated by a step so far, and the gradients that it still expects.
 
     `table` are the hyper-parameters, read once for the whole step. `uses` says of layers how many gradients they get;
-    the sum updates them. Where `journal`, `old` keeps the updated arrays and states as they were before.
+    the sum updates them. If `journal`, `old` keeps the updated arrays and states as they were before.
     """
 
     def __init__(self, names: Sequence[str], table: Numbers, journal: bool, uses: Mapping[Any, int]) -> None:

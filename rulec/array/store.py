@@ -24,7 +24,7 @@ class Steps(Protocol):
 class GradStore(Sums[str, Any]):
     """Gradients by the name of their array, from backward passes over parts of a network.
 
-    Where two passes give one array a gradient, as with shared weights, the store has the sum: a rule that is not linear
+    If two passes give one array a gradient, as with shared weights, the store has the sum: a rule that is not linear
     in the gradient takes one step from it, not two. `step` updates arrays of an optimizer and lets their gradients go.
 
         grads = GradStore()

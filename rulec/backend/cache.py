@@ -41,7 +41,7 @@ class Source(NamedTuple):
 def cache_folder() -> Path:
     """The folder of kernels: the configured one, made with mode 0700 where missing.
 
-    Where it cannot be used (`cache_trouble` has the reason), it is a folder of this process alone, with a warning: then
+    If it cannot be used (`cache_trouble` has the reason), it is a folder of this process alone, with a warning: then
     every process compiles anew.
     """
     folder, trouble = wanted_folder(), cache_trouble()

@@ -68,7 +68,7 @@ class ReplayableCall(NamedTuple):
 
     Before each `run` the words at these addresses are written: `next` is set to zero, last of all; `table` gets the
     address of rows of the scalar table, among the rows of `renew`. The address of the first gradient goes to
-    `gradients`, that of each further one `stride` bytes behind the one before it. Where `is_exact`, the word `next` is
+    `gradients`, that of each further one `stride` bytes behind the one before it. If `is_exact`, the word `next` is
     zero until the kernel begins, and no interrupt comes into it from then to its end. `renew` takes the rows of the
     steps that follow, and has `table` stand before the first of them; its caller keeps them. It comes before all runs.
     """

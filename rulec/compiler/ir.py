@@ -170,7 +170,7 @@ class Memory:
 
     `weights` is the kind of the parameter; empty for a plain one. `unbiased` are the states that are rounded at random.
     `places` are the facts of a part of a tensor that the place of an element follows from, `RANGE` or `ROWS`; none for
-    a whole tensor. Where `exclusive`, steps alone write the parameter: a master copy counts without a look at it.
+    a whole tensor. If `exclusive`, steps alone write the parameter: a master copy counts without a look at it.
     """
 
     weights: str = ""

@@ -3,7 +3,7 @@
 Both are fixed when the kernel is made. The path of a value is chosen by the bytes moved. The later stage may compute it
 again from its operands; read a new state back, stored by the earlier stage; or read a spilled value from scratch
 memory. A state is read back only where it is stored in the dtype of arithmetic: otherwise it would come back rounded.
-Where a step may be skipped or refused late, no state is stored before the last stage.
+If a step may be skipped or refused late, no state is stored before the last stage.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def _of_statistics(program: Program, roots: Sequence[Node], hoisted: _ScalarSet,
 
 
 def _maximal(roots: Sequence[Node], hoisted: _ScalarSet, ends: Container[Node] = ()) -> list[Node]:
-    """The scalar operands of values that are not scalar, each once, in order, and scalar roots; but for constants.
+    """The scalar operands of values that are not scalar, each once, in order, and scalar roots; except for constants.
 
     Nodes in `ends` are left out, with the nodes that stand only under them.
     """

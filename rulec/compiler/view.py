@@ -2,7 +2,7 @@
 
 Kernels see a tensor as a batch of matrices. A rule with `axis(i)` has each of its axes apart from the others, and
 dimensions between them joined: of the segments that this gives, the last are the columns, the one before it the rows,
-and all others the batch. Where the batch has several segments, a value of one of them is reduced between the stages. A
+and all others the batch. If the batch has several segments, a value of one of them is reduced between the stages. A
 rule with `block(n)` has blocks as rows.
 """
 

@@ -6,7 +6,7 @@ in memory, and stores the new parameter in these. All else, fusion included, is 
     split       bfloat16, and an int16: the ulps of float32 from it to the weight. The weight is an exact float32.
     split24     bfloat16, and an int8: the same in units of 256 ulps. The weight has 16 significant bits.
     master      bfloat16 or float16, and a copy in float32. The copy counts while the parameter is the copy rounded.
-                Where steps alone write the parameter, the copy always counts, and no step reads the parameter.
+                If steps alone write the parameter, the copy always counts, and no step reads the parameter.
     kahan       bfloat16, and a bfloat16: the loss of the last rounding.
     stochastic  bfloat16 alone, with stochastic rounding. The mean of many steps is right.
 
@@ -249,7 +249,7 @@ def reweighed(
     """Saved states of the parameter `owner`, with the wanted part of its weight made of the part of another kind.
 
     `wanted` are the names of the states here. `parameter` gives the parameter's values in float32, and `part` those of
-    a saved part. Where one of the two kinds has no part, the parameter alone counts. StateMismatch for a part of
+    a saved part. If one of the two kinds has no part, the parameter alone counts. StateMismatch for a part of
     another shape.
     """
     before = [name for name in saved if is_part(name) and name not in wanted]

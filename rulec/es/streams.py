@@ -38,7 +38,7 @@ SHORT = 20
 
 @dataclass(frozen=True)
 class Stream:
-    """One stream: the arguments of its words, but for the element's number."""
+    """One stream: the arguments of its words, except for the element's number."""
 
     seed: int
     layer: int

@@ -51,7 +51,7 @@ class Steps:
             low = max(bits & 0x7FFFFFFF, low << shift) & (2**shift - 1), or minus that where the sign bit is set
             code = (entries[cell] + low) >> shift
 
-        Where `none` is the code of zero, zero and what is above it have no lower code than the next one.
+        If `none` is the code of zero, zero and what is above it have no lower code than the next one.
         """
         below = np.arange(self.first.size) >= self.cells
         mask, first = (1 << self.shift) - 1, self.first.astype(np.int64)

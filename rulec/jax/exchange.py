@@ -22,7 +22,7 @@ def from_optax(state: Any, transformation: optax.GradientTransformation, params:
     """The state with which a transformation of rulec goes on from a state of optax.
 
     `state` is that of optax's function of the same name, version 0.2: of `optax.adamw(...)` for `rulec.jax.adamw(...)`,
-    also inside of optax's wrappers around either. Arrays take the dtypes that the transformation keeps. Where optax's
+    also inside of optax's wrappers around either. Arrays take the dtypes that the transformation keeps. If optax's
     state has no step count, one step or more must have been taken. StateMismatch where a field is missing or of another
     structure.
     """

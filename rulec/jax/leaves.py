@@ -75,7 +75,7 @@ def flat(tree: Any, what: str, wide: bool = True, untrained: Untrained = lambda 
     """A tree's arrays by their paths, as in `layer/0/kernel`; TensorError for a leaf that no rule can update.
 
     `untrained` leaves may be of any dtype: whole numbers, truth values, keys of random numbers.
-    TensorError also where two paths have equal names, since masks, patterns and tags would mean both. Where JAX is not
+    TensorError also where two paths have equal names, since masks, patterns and tags would mean both. If JAX is not
     `wide`, kept to 32 bits by its user, leaves of float64 are refused, and numbers of Python are float32.
     """
     paths, leaves, structure = paths_of(tree)

@@ -209,7 +209,7 @@ def _group(rule: Rule, hyper_of_part: Mapping[str, Given], tags: tuple[str, ...]
 def _begun(group: Group) -> Group:
     """The group with the learning rate at the start, where its rule asks for that and `lr` is a function.
 
-    Where a second learning rate is a function too, it is taken as it is.
+    If a second learning rate is a function too, it is taken as it is.
     """
     rate = group.hyper.get("lr")
     if not callable(rate) or AT_START in group.hyper or AT_START not in group.settings:

@@ -104,7 +104,7 @@ def one_step(
 ) -> tuple[list[Any], Values, Statistics]:  # fmt: skip
     """New parameters, or with `Options.update` their changes, in order; the new state; and the statistics.
 
-    The arguments are those of `rulec.functional.step_values.StepValues`, but for its library.
+    The arguments are those of `rulec.functional.step_values.StepValues`, except for its library.
     """
     if any(isinstance(arrays, Pieces) for arrays in values.arrays.values()):
         return _run(plan, params, grads, values, hyper, inputs, numbers)

@@ -21,7 +21,7 @@ from rulec.torch.tensors.tensors import TorchArrays, dtype_name, is_dense
 class TorchSteps:
     """Steps of `trained` variables; `hyper` has the hyper-parameters of each group without the learning rate.
 
-    Where kernels cannot step on a variable in its memory, they step on contiguous copies, and these are written back.
+    If kernels cannot step on a variable in its memory, they step on contiguous copies, and these are written back.
     """
 
     def __init__(self, rule: Rule, trained: Sequence[Trained], hyper: Sequence[Mapping[str, float]], seed: int) -> None:

@@ -76,7 +76,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     @property
     def hyper(self) -> Mapping[str, float]:
-        """The hyper-parameters that were given, but for the learning rate; they stay as they are."""
+        """The hyper-parameters that were given, except for the learning rate; they stay as they are."""
         return self._hyper
 
     def build(self, variables: Sequence[Any]) -> None:

@@ -112,7 +112,7 @@ class Pass:
 class Statistic:
     """A value of a step that is measured and not kept: one number for a tensor, group or model, or one a row or column.
 
-    `value` is an expression of the names of a step, as they are at its end, but for `p`, the parameter before it, and
+    `value` is an expression of the names of a step, as they are at its end, except `p`, the parameter before it, and
     `update`, its change.
     """
 

@@ -53,13 +53,13 @@ class Engine:
     `backend` is a backend for all tensors, or its name; by default each device has its own. `state_dtype` gives the
     storage dtype of states by name (`""` for all of them); by default a state has its parameter's. `seed` is for the
     rule's random numbers. `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`; empty
-    for plain ones. Where `exclusive`, steps alone write the parameters, and those with a master copy are not read.
+    for plain ones. If `exclusive`, steps alone write the parameters, and those with a master copy are not read.
     `processes` take part in reductions over groups and the model.
 
     `watch` are statistics to measure, as in `rulec.language.statistics.watched`; a step measures them where
     `statistics.due`.
 
-    Where `resident`, step counts and scalars of tensors on a device are on the device, and a step can be captured and
+    If `resident`, step counts and scalars of tensors on a device are on the device, and a step can be captured and
     run again. `live` then has arrays on the device by (name, group): hyper-parameters that every step reads anew.
     """
 

@@ -1,7 +1,7 @@
 """The L-BFGS method on vectors: directions from the last changes, a step along each, and when to stop.
 
-The direction is that of the rule `lbfgs_direction`, but for a pair without curvature: it is left out here. The rule has
-a kernel for each length of its history; this loop goes over any number of pairs.
+The direction is that of the rule `lbfgs_direction`, without pairs that have no curvature. The rule has a
+kernel for each length of its history; this loop goes over any number of pairs.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 | `vector` | parameters of two dimensions or more that are no matrices: with one extent above 1, or biases and norms |
 | `kernel` | parameters of more than two dimensions, where tags are found for each parameter by itself |
 
-A shape does not tell an output layer, for other layers may be as wide: its name does, or its place in a sequence. Where
+A shape does not tell an output layer, for other layers may be as wide: its name does, or its place in a sequence. If
 there are no names, the shapes of all parameters together are asked (`guessed_roles`).
 """
 

@@ -26,7 +26,7 @@ from rulec.runtime.buckets.reductions import Join, joined
 class Statistics:
     """The statistics that a user asks for, of tensors with any of some rules.
 
-    Where `due`, the next steps measure them. A rule that lacks the name of a statistic has no value of it. RuleError
+    If `due`, the next steps measure them. A rule that lacks the name of a statistic has no value of it. RuleError
     where all rules lack one, or an expression has a mistake.
     """
 
@@ -120,7 +120,7 @@ def _computed(left: Sequence[LaunchStatistics]) -> list[dict[str, Any]]:
 class StatisticValues:
     """The values of one statistic, one for each of some places: tensors, groups or the model.
 
-    `array` has float64 numbers on the device, of one dimension, in the order of `places`. Where the statistic is a
+    `array` has float64 numbers on the device, of one dimension, in the order of `places`. If the statistic is a
     vector of rows, columns or matrices, `shapes` has the shape at each place, and `array` all numbers in a row.
     `shared` numbers are of groups or the model: other portions of a step may have the same.
     """

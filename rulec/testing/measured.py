@@ -31,7 +31,7 @@ def statistic_ranges(
     """The ranges of the statistics of the next step of an optimizer, which stays as it is.
 
     `optimizer` computes in float64, and `grads` are in float64. The machine has parameters and gradients of `dtype`,
-    and states too, but for those in `states`. The result has the places of
+    and states too, except for those in `states`. The result has the places of
     `ReferenceOptimizer.statistics`. RuleError for a rule with matrix functions, whose errors have no bound, and for
     reductions per axis of a tensor.
     """

@@ -20,7 +20,7 @@ def hutchinson(
     """Parameter -> Hutchinson's estimate of its part of the diagonal of the Hessian of `loss`.
 
     It is the mean of z*(Hz) over `samples` random vectors z with elements of -1 and 1, or normal ones. `params` is a
-    module, or tensors. A tensor without requires_grad is left out. Where the second derivative is zero, so is the
+    module, or tensors. A tensor without requires_grad is left out. If the second derivative is zero, so is the
     estimate. Each sample costs a backward pass through the gradient. The graph of `loss` stays, for `backward()` after
     it. The mapping is an input like `p`: `opt.step(inputs={"hessian": hutchinson(model, loss)})`.
 

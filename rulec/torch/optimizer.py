@@ -434,7 +434,7 @@ class RuleOptimizer(Optimizer, Lockable):
             raise RulecError(f"{wanted} between the passes of a step: call put_back(), or finish the step first")
 
     def _update_any(self, inputs: Inputs | None) -> None:
-        """The update of what has a gradient. Where nothing has one, no value is read, as in torch."""
+        """The update of what has a gradient. If nothing has one, no value is read, as in torch."""
         try:
             self._update_now(inputs)
         except HyperError:
@@ -629,7 +629,7 @@ class RuleOptimizer(Optimizer, Lockable):
     def state_dict(self, layout: str = "") -> dict[str, Any]:
         """The state as torch.optim lays it out; its tensors are the optimizer's own, not copies.
 
-        A state in codes is two tensors, `NAME::codes` and `NAME::scale`. Where a file has a scale for less than a block
+        A state in codes is two tensors, `NAME::codes` and `NAME::scale`. If a file has a scale for less than a block
         (docs/small_states.md says when), scales are copies.
 
         `layout` is `bitsandbytes` or `torchao` for the state as that library lays it out, in copies: an optimizer there

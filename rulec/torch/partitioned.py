@@ -268,7 +268,7 @@ class Partitioned(Optimizer, Lockable):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a `state_dict()` of the same partition and parameters.
 
-        Where it does not fit, StateMismatch, and everything is as it was.
+        If it does not fit, StateMismatch, and everything is as it was.
         """
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict

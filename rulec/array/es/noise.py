@@ -85,7 +85,7 @@ def fused_step(
 ) -> tuple[str, ...]:
     """One step of the arrays of these names; returns the names of arrays updated by noise, without a gradient.
 
-    `noises` are the sources of gradients by name. Where there is none, or no kernel that makes it, `gradient` returns
+    `noises` are the sources of gradients by name. If there is none, or no kernel that makes it, `gradient` returns
     the gradient, of the parameter's dtype, before anything is written. The numbers are those of a step with all
     gradients; so are errors.
     """

@@ -144,7 +144,7 @@ class Strategy(StrategySteps):
         """`x @ params[name]` of rows (rows, ..., inputs), each with the matrix (inputs, outputs) of its member.
 
         Row repeat*directions + direction belongs to this direction, and where antithetic to its positive sign in the
-        first half of the rows. No member's matrix is formed, but for independent noise.
+        first half of the rows. No member's matrix is formed, except for independent noise.
         """
         array = self._named(name)
         if array.ndim != 2 or x.shape[-1] != array.shape[0]:

@@ -22,7 +22,7 @@ from rulec.es.streams import BITS, Stream
 def kernels_of(array: Any, backend: str | None = None) -> BinaryKernels:
     """The kernels for such an array: of the backend named, else CUDA's for CuPy's arrays, machine code for NumPy's.
 
-    Where Numba is not installed, and for backend "numpy", those of NumPy. BackendUnavailable for a backend without.
+    If Numba is not installed, and for backend "numpy", those of NumPy. BackendUnavailable for a backend without.
     """
     if backend is None:
         backend = "cpu" if isinstance(array, np.ndarray) else "cupy"

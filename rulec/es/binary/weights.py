@@ -98,7 +98,7 @@ def member_weights(fitness: Floats, shaping: Shaping = None) -> Floats:
 
     A member's weight is minus its fitness, less the mean fitness of all other directions, over the number of members.
     The baseline does not depend on the member, so that the estimate has no bias. Directions with fitness that is not
-    finite count for nothing. Where fewer than two are left there is no baseline, all weights are 0 and a RuntimeWarning
+    finite count for nothing. If fewer than two are left there is no baseline, all weights are 0 and a RuntimeWarning
     says so.
     """
     whole = np.isfinite(fitness).all(axis=0)

@@ -123,7 +123,7 @@ class Sparse(SecondProduct):
         return self.chosen([direction])[0], self.drawn(direction, self.rows, self.wide)
 
     def dense(self, direction: Any) -> Any:
-        """Zero but for the chosen columns."""
+        """Zero except the chosen columns."""
         zeros = self.draws.zeros((self.rows, self.columns, *self.window))
         return self.draws.laid(self.draws.added_at(zeros, *self._parts(direction)))
 

@@ -141,7 +141,7 @@ class Eager(ABC):
     def step(self, params: Any, state: Any, batch: Any, *, key: Any = None, **hyper: Given) -> tuple[Any, Any, Outcome]:
         """New parameters, the new state, and the outcome.
 
-        Parameters and state are donated: afterwards they cannot be used, but for calls inside of another jit.
+        Parameters and state are donated: afterwards they cannot be used, except in calls inside of another jit.
         Hyper-parameters and the rule's `inputs` are traced numbers or functions of the count.
         """
         bound = self._bound(params, state, batch, key, hyper, self._count(state))

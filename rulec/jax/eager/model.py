@@ -135,7 +135,7 @@ class Pass:
     def back(self, carry: Any, stack: Callable[[Any], Any], visit: Visit, wanted: Any = True) -> tuple[Any, Any]:
         """Through the layers from the last: the carried value in the end, and the gradient of `rest`.
 
-        `stack` gives the layers' parameters from the carried value. Where `wanted` is false, traced or not, no layer is
+        `stack` gives the layers' parameters from the carried value. If `wanted` is false, traced or not, no layer is
         visited, and the gradient means nothing.
         """
         with self._mode():

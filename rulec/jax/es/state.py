@@ -129,7 +129,7 @@ def _without_sigma(perturbation: Perturbation) -> Perturbation:
 
 
 def check(state: State, perturbation: Perturbation) -> None:
-    """HyperError where the perturbation is not that of `init`, but for its sigma."""
+    """HyperError where the perturbation is not that of `init`, except for its sigma."""
     before, now = state.perturbation.as_dict(), _without_sigma(perturbation).as_dict()
     for name in before:
         if before[name] != now[name]:
@@ -181,7 +181,7 @@ def noise_of(perturbation: Perturbation, state: State, layer: Layer, dtype: Any 
 class Report(NamedTuple):
     """The update of one step, by number from 0: arrays of one number each.
 
-    `directions` counted; `dropped` members had no finite fitness. Where too few were left, or weights were not finite,
+    `directions` counted; `dropped` members had no finite fitness. If too few were left, or weights were not finite,
     the step was `skipped`: nothing was estimated.
     """
 

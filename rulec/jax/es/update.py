@@ -29,10 +29,10 @@ def update(
     """New parameters, the new states of `tx` and of the strategy, and whether there was an estimate.
 
     `tx` is a transformation of `rulec.jax` or optax, `opt_state` its state; `fitness` and `shaping` are as for
-    `estimate`. Where the last result is False, parameters and the state of `tx` are as they were. Further keywords are
+    `estimate`. If the last result is False, parameters and the state of `tx` are as they were. Further keywords are
     for `tx`.
 
-    Where `tx` is elementwise, leaves with independent noise are updated part by part, and no gradient of them exists.
+    If `tx` is elementwise, leaves with independent noise are updated part by part, and no gradient of them exists.
     Under jit their arrays must be donated for that to be in place. `fused=False` is for sharded leaves: gradients are
     made first.
     """

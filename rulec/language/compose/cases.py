@@ -25,7 +25,7 @@ _OF_VIEW = {"rows", "cols"}
 class Case(Generic[AnyRule]):
     """A rule without routing of its own, and the condition on its tensors; None for all that are left.
 
-    Where a wrapper leaves tensors to a rule it wraps, `rule` has no lines, and `wraps` is the name of this rule.
+    If a wrapper leaves tensors to a rule it wraps, `rule` has no lines, and `wraps` is the name of this rule.
     """
 
     condition: Node | None

@@ -31,7 +31,7 @@ class Count:
     """Values that must be whole numbers: the extents of an array, or the steps of an iteration.
 
     Each of `values` lies between `least` and `most`, and their product is at most MAX_ELEMENTS. `what` names the
-    count in messages. A `fixed` count does not change from step to step. Where `bounded`, a value with a
+    count in messages. A `fixed` count does not change from step to step. If `bounded`, a value with a
     hyper-parameter in it lies between 1 and the shorter side of the matrix, or is 1 or more where the author bounds the
     hyper-parameter, as in `minimum(rank, rows)`. For a slice, `end` is the operation, and `limit` the extent that its
     last bound must not exceed. For a function of blocks, blocks must divide the `limit`. A place of `take` is below it.

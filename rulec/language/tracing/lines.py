@@ -143,7 +143,7 @@ class Lines:
         self.done = {n: text for n, text in self.done.items() if text not in changed}
 
     def _arm(self, arm: Arm) -> tuple[Statement, ...]:
-        """The lines of one arm. Its names have no value after it, but for states and results."""
+        """The lines of one arm. Its names have no value after it, except for states and results."""
         outer = self.out, self.last, self.done, self.old, self.current, self.local
         self.out, self.last = [], arm.version
         self.done, self.old = dict(self.done), dict(self.old)

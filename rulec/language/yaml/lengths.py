@@ -30,7 +30,7 @@ class Lengths:
     `values` has other values of lists and of counts than the file. `lists` has the lengths by name, `histories` the
     names of histories. `each` has, of a state for each axis, the variable of every entry with its value, and the
     condition of the tensors that have this axis. `counts` has the values of static hyper-parameters, and `counts_read`
-    the ones in lengths, loops and indices. Where `fixed`, a list has one length alone.
+    the ones in lengths, loops and indices. If `fixed`, a list has one length alone.
     """
 
     def __init__(self, document: Document, file: RuleFile, values: Mapping[str, Any]) -> None:

@@ -149,10 +149,10 @@ class Version:
 class Bucket:
     """Tensors that one kernel updates in one call: of one program, device and layout, and of any groups.
 
-    `library` computes the values between its stages; `decoded` gives memory for dequantized states. Where `parted`,
-    tensors are shards: ranks may refuse a step, or fail in it, so no state is written before the last stage. Where
-    `halved`, matrices are sharded. Where `resident`, step counts and scalars are on the device, and a branch on them
-    has both arms in the kernel. Where `across`, groups and the model have tensors in other ranks. Random bits follow
+    `library` computes the values between its stages; `decoded` gives memory for dequantized states. If `parted`,
+    tensors are shards: ranks may refuse a step, or fail in it, so no state is written before the last stage. If
+    `halved`, matrices are sharded. If `resident`, step counts and scalars are on the device, and a branch on them
+    has both arms in the kernel. If `across`, groups and the model have tensors in other ranks. Random bits follow
     from `seed`.
     """
 

@@ -282,7 +282,7 @@ class Sets:
 
     @property
     def size(self) -> int:
-        """The tensors of the sets, but for the set of all."""
+        """The tensors of the sets, except for the set of all."""
         return sum(map(len, filter(None, self._known)))
 
     def clear(self) -> None:

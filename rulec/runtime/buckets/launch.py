@@ -248,7 +248,7 @@ class LaunchStatistics:
     A value is a number for all tensors, an array with one for each, or a sequence of arrays, one for each tensor, as
     the `library` of its device has them. `skip_mask` is true for a tensor that skipped the step; None where none did.
     `left` has the operands of statistics that nobody asked for so far, and `reduced` the reductions of the stages. The
-    reductions of a shard are local, but for the step's own. `owner` has the ranks of the engine. A step of one kernel
+    reductions of a shard are local, except the step's own. `owner` has the ranks of the engine. A step of one kernel
     call leaves no operands: `table` gives the scalar table of the last such step, and `index` has each tensor's row.
     """
 

@@ -45,7 +45,7 @@ class Plan:
     reductions and from operands computed before it. `held` are the operands that must be copied before the kernel runs.
 
     `alone` is True where no tensor's update needs another tensor's value; then a bucket can be updated part by part.
-    Where `halved`, matrices are sharded, and `owner_plan` is the owner plan; else it is None. Where `defers`, numbers
+    If `halved`, matrices are sharded, and `owner_plan` is the owner plan; else it is None. If `defers`, numbers
     among the statistics are computed when somebody asks, and the reductions of a shard for them are local.
     """
 

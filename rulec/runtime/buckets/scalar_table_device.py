@@ -29,7 +29,7 @@ Numbers = np.ndarray[Any, np.dtype[np.float64]]
 class Scaling:
     """The scale of gradients, as arrays of one number on the device.
 
-    Where `found_inf` is not 0, no tensor is updated.
+    If `found_inf` is not 0, no tensor is updated.
     """
 
     found_inf: Any

@@ -31,7 +31,7 @@ BUCKET = 1 << 26
 class Sharding:
     """The sharding of a tensor: the rank group of all its shards, and the division of the tensor over these ranks.
 
-    `coordinates` has, for each rank, its index along every cut of the tensor and the number of shards along it. Where
+    `coordinates` has, for each rank, its index along every cut of the tensor and the number of shards along it. If
     there are replicas, `alone` is the sharding among the ranks of this rank's replica.
     """
 
@@ -108,7 +108,7 @@ class Payload:
 class Transfer:
     """The payloads of a task in one all-to-all: `there` to the owner, and `back` from it.
 
-    Where several owners work on the task, it is `newton_schulz` of one matrix; `share` has its numbers, and `axis` is
+    If several owners work on the task, it is `newton_schulz` of one matrix; `share` has its numbers, and `axis` is
     the dimension along which owners have pieces.
     """
 
@@ -197,7 +197,7 @@ def cuts(side: int, count: int) -> list[tuple[int, int]]:
 def worked(waiting: Sequence[OwnerExchange], coordinator: StepCoordinator) -> list[list[list[Any]]]:
     """Runs the all-to-alls of waiting launches, and returns the local shards of each tensor's results, for each launch.
 
-    Where this rank fails in its work, it sends placeholder data, and its error is kept in `coordinator.failure`.
+    If this rank fails in its work, it sends placeholder data, and its error is kept in `coordinator.failure`.
     RulecError, in all ranks, where one has failed before.
     """
     failure = coordinator.failure

@@ -185,7 +185,7 @@ class OwnerPlan:
         return sum(size(d.sent) for d in every), sum(size(d.returned) for d in every)
 
     def dtypes(self, value: Node, layout: Layout, scaled: bool = False) -> tuple[str, str]:
-        """The dtype of a value in messages, and outside of them. Where `scaled`, gradients are scaled when read."""
+        """The dtype of a value in messages, and outside of them. If `scaled`, gradients are scaled when read."""
         if not {"i", "j"} <= set(self._axes[value].letters):
             return "float64", "float64"
         buffers = {str(value.arg)} if value.op is Op.LOAD else set()

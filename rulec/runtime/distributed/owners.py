@@ -380,7 +380,7 @@ class Share:
     def exchanges(self) -> int:
         """The number of all-to-alls between owners: of squares, then of sums, rows and polynomials.
 
-        Where a block has several steps, every owner computes all of its matrix from the Gram matrix.
+        If a block has several steps, every owner computes all of its matrix from the Gram matrix.
         """
         return 1 + sum(3 if len(block) == 1 else 2 for block in self.blocks) if self.count > 1 else 0
 

@@ -2,7 +2,7 @@
 
 Numbers of tensors, groups and the model are arrays over the fired tensors, in float64. A vector or a matrix is one
 array `(batch, rows, cols)` for each tensor, with 1 for a missing axis. Vectors are in float64, matrices in the compute
-dtype. All are arrays of the launch's library. Where the value source has `flats`, vectors of all tensors are the pieces
+dtype. All are arrays of the launch's library. If the value source has `flats`, vectors of all tensors are the pieces
 of one flat array (`rulec.runtime.buckets.flat`), and an operation on them is one call.
 """
 

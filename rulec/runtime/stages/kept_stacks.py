@@ -20,7 +20,7 @@ KEPT = 1 << 21
 class StackShape:
     """The stack of a set: `count` tensors of shape `stored`, as `(count * batch, rows, cols)`.
 
-    Where `turned`, matrices are stored by columns.
+    If `turned`, matrices are stored by columns.
     """
 
     count: int

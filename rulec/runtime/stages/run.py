@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 class StagedRun:
     """The run of a launch of several stages.
 
-    Where scratch is large and no tensor needs another, tensors are updated portion by portion: each portion uses the
+    If scratch is large and no tensor needs another, tensors are updated portion by portion: each portion uses the
     same scratch memory.
     """
 
@@ -167,7 +167,7 @@ class StagedRun:
         return value
 
     def _take(self, between: GapEvaluator, reduced: Mapping[str, Any], stage: Stage) -> Joining:
-        """Takes the reductions of a stage, but for those of statistics to be asked for."""
+        """Takes the reductions of a stage, except for those of statistics to be asked for."""
         unread = self.plan.unread
         if unread:
             self._reduced.append(reduced)

@@ -31,7 +31,7 @@ Array = np.ndarray[Any, Any]
 class Tiled:
     """The matrices of a buffer, (batch, rows, cols).
 
-    Where reading copies, `copying` makes the elements of a part, and `array` is in its stored dtype. Else `copying` is
+    If reading copies, `copying` makes the elements of a part, and `array` is in its stored dtype. Else `copying` is
     None, and `array` is the library's, in the same memory. `skip_mask`, on the device or None, prevents
     writes.
     """
@@ -190,7 +190,7 @@ class LaunchValues:
         return drawing.matrix(((first, last),), ((0, width),), width)
 
     def position(self, value: Node, i: int) -> dict[str, Any]:
-        """The place of tensor i's draws in the random stream, but for the step."""
+        """The place of tensor i's draws in the random stream, except for the step."""
         number = self.source.tensor_number(i)
         return {"seed": self.source.seed, "tensor": number, "draw": int(settings(value)["draw"])}
 

@@ -28,7 +28,7 @@ _ALL = slice(None)
 class Sizes:
     """The sizes of tiles: `rows` and `cols` of the product at a time.
 
-    The values after it take `part` of these columns at a time. Where the right operand must be copied, `inner` rows of
+    The values after it take `part` of these columns at a time. If the right operand must be copied, `inner` rows of
     it are copied at a time.
     """
 

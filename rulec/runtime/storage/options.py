@@ -49,7 +49,7 @@ class Storage:
 
     A format for all, and `bfloat16_sr`, are for the states that are safe in them; the others are stored exactly.
     `weights` is the kind of the parameters in memory that are of a dtype for it; empty for plain parameters. States
-    without a word have the dtype of their parameter, and float32 beside a parameter of a kind. Where `exclusive`, steps
+    without a word have the dtype of their parameter, and float32 beside a parameter of a kind. If `exclusive`, steps
     alone write the parameters: those with a master copy are not read.
     """
 

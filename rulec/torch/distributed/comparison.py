@@ -1,7 +1,7 @@
 """The comparison of an optimizer's descriptions between ranks, where their digests differ.
 
 The first rank broadcasts its description, and each rank computes the difference from its own, in one sentence. Then all
-ranks raise the same error. Where the order of tensors alone differs, all ranks take over the order of the first one.
+ranks raise the same error. If the order of tensors alone differs, all ranks take over the order of the first one.
 
 Tensors are paired by name where all ranks know their names: by the names in the optimizer's groups, or else by those in
 a model after `fully_shard`. Without names they are paired by order.
@@ -53,7 +53,7 @@ class OtherOrder(Exception):
 def settle(alike: Compared, reduce: Reduce) -> None:
     """Compares descriptions with the description of the first rank.
 
-    Where one differs, all ranks raise RulecError; where only the order of one differs, all raise OtherOrder.
+    If one differs, all ranks raise RulecError; where only the order of one differs, all raise OtherOrder.
     """
     said, rank = alike.described, torch.distributed.get_rank()
     first = int(reduce(Op.MIN, np.array([float(rank)]))[0])
@@ -99,7 +99,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference in words. Where the order of tensors alone differs, `order` has the names in the first rank's order.
+    """A difference in words. If the order of tensors alone differs, `order` has the names in the first rank's order.
 
     Both are empty where nothing differs.
     """

@@ -52,12 +52,12 @@ class Consensus:
 
     The first message of a step to each rank group ends with words. They count ranks: those that refuse the step, those
     with another step than the last one of its kind, those without its later messages, and all. They also have the
-    digests of the hyper-parameters. Where one rank refuses, or not all take the other step, or hyper-parameters differ,
+    digests of the hyper-parameters. If one rank refuses, or not all take the other step, or hyper-parameters differ,
     all raise RulecError, and nothing is written. Another step is compared before it begins, with the descriptions of
-    the optimizers. Where matrices travel to owner ranks, or sums follow a write, a message of the words alone comes
+    the optimizers. If matrices travel to owner ranks, or sums follow a write, a message of the words alone comes
     first.
 
-    After that a rank may fail. Where all know the later messages, sums among them end with one word more: whether a
+    After that a rank may fail. If all know the later messages, sums among them end with one word more: whether a
     rank has failed. A failed rank goes on to send them, with placeholder data. Elsewhere a message of this word alone
     comes before each further round, and before anything is written. Then all ranks raise the same error.
     """
@@ -121,7 +121,7 @@ class Consensus:
         """Begins the opened step with these launches; RulecError where another rank takes another step.
 
         It is another step where the scaled gradients of one rank have an infinity, and those of another none. The
-        description `alike` is compared too: OtherOrder where one rank has its tensors in another order. Where
+        description `alike` is compared too: OtherOrder where one rank has its tensors in another order. If
         `guarded`, the rounds of the step also wait for ranks outside of these groups.
         """
         digest = self._digest_of(plan, launches, scaling is not None and bool(scaling.found_inf))

@@ -1,7 +1,7 @@
 """The reduction of a step's statistics over shards: one message to the ranks of a mesh, after the step is written.
 
 A step leaves the reductions of local shards. All of them travel in one sum: a maximum or minimum has a number for each
-rank there, zero but for that of its rank. Nobody waits for the message but a reader of the statistics. Its words say
+rank there, zero except that of its rank. Nobody waits for the message but a reader of the statistics. Its words say
 which ranks sent other reductions, or took no step, and then the reader raises an error.
 """
 
@@ -134,7 +134,7 @@ class _Whole(Mapping[str, Any]):
 class StatisticsReducer:
     """Completes the statistics of steps over the ranks with other shards of the same tensors.
 
-    Each step with statistics sends one message to each group of ranks, taken or not. Where the reductions are others
+    Each step with statistics sends one message to each group of ranks, taken or not. If the reductions are others
     than in the last one, all ranks say so in a message before it.
     """
 

@@ -123,7 +123,7 @@ def replicas_of(model: Any) -> Replicas | None:
 class Reducer:
     """The reduction of an eager optimizer's gradients, where it was made of a `model` that several ranks train.
 
-    Where `local`, every rank trains by itself.
+    If `local`, every rank trains by itself.
     """
 
     def __init__(self, model: Any, local: bool) -> None:

@@ -104,7 +104,7 @@ class Inner(ABC):
 
 
 class RuleInner(Inner):
-    """An optimizer of a rule. Where it `collects`, rules may step parameters together, on the host."""
+    """An optimizer of a rule. If it `collects`, rules may step parameters together, on the host."""
 
     def __init__(self, optimizer: RuleOptimizer, collects: bool = False) -> None:
         self.optimizer: RuleOptimizer = optimizer

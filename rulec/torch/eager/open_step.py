@@ -149,7 +149,7 @@ class OpenStep:
     def collect(self, place: int, inside: bool = True, complete: bool = False) -> None:
         """Moves the gradient of a parameter to the host, and adds it to the earlier gradients there.
 
-        Where the sum is `complete` then, as far as is known, the step may begin with it.
+        If the sum is `complete` then, as far as is known, the step may begin with it.
         """
         assert self.host is not None
         grad = self._scaled(place)

@@ -46,9 +46,9 @@ class EagerUpdate(Optimizer, Lockable):
     - `journal` keeps the old tensors of a step, so that `rollback()` can take it back.
     - `max_grad_norm` clips gradients as `clip_grad_norm_` does, in two passes: see `measure`.
     - `accumulate="fold"` adds the gradients of micro-batches to the optimizer's states, where its rule is proved to
-      allow it, and keeps none: equal but for rounding.
+      allow it, and keeps none: equal except rounding.
     - `epilogue` updates the weights of linear layers tile by tile as their gradients are computed, which are never
-      there as a whole, where the rule is elementwise; `"kernel"` and `"tiles"` say how, `True` as is fastest. Where
+      there as a whole, where the rule is elementwise; `"kernel"` and `"tiles"` say how, `True` as is fastest. If
       parameters or groups are given, it is the model.
     - `local=True` says that each of several processes trains by itself; otherwise `model` must be a
       DistributedDataParallel, or a module after `fully_shard`, and gradients are used once they are reduced.

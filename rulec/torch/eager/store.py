@@ -43,7 +43,7 @@ class GradStore(TorchSums):
         grads.backward(body(x), body.parameters(), grads.pop(cut))
         grads.step(opt)
 
-    Where two passes give one tensor a gradient, as with shared weights, the store has the sum, and the optimizer takes
+    If two passes give one tensor a gradient, as with shared weights, the store has the sum, and the optimizer takes
     one step from it. `step` with parameters updates these and lets their gradients go; without any it updates the rest
     and ends the step. `opt` is an optimizer of rulec.torch, an `EagerUpdate`, or one of torch.optim's.
     """

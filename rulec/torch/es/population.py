@@ -1,7 +1,7 @@
 """The batch of a population: rows as signs, repeats and directions, and noise added to what all members share.
 
 Tensors of a population are (signs, repeats, directions, *rest). An axis of length 1 in signs or directions says that
-all members have the same values along it. Where all members have the same samples, the first layer computes the shared
+all members have the same values along it. If all members have the same samples, the first layer computes the shared
 product once.
 """
 

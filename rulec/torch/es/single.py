@@ -148,7 +148,7 @@ def _same_draws(run: Callable[[Tensor], Any], batch: Tensor) -> Any:
 
 
 def _of_others(out: Any, who: Population) -> list[Tensor]:
-    """Outputs by row, but for those of the first member."""
+    """Outputs by row, except for those of the first member."""
     rows = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == who.rows]
     mine = torch.zeros(who.lead, dtype=torch.bool)
     mine[0, :, 0] = True

@@ -33,7 +33,7 @@ class Thresholds(nn.Module):
     """A module with a threshold for each feature: a bit is 1 where a number is above it.
 
     `bias` (features,) is in units of `scale`, the root of how many bits a number is made of, as far as such numbers
-    scatter. A member's thresholds are bias + sigma*noise. Where `centre`, each member's own mean of a feature, over all
+    scatter. A member's thresholds are bias + sigma*noise. If `centre`, each member's own mean of a feature, over all
     its rows of the batch, is added: members never mix. The plain network in training mode takes the mean of its batch,
     and keeps it in `mean` for evaluation mode, as BatchNorm does; call it once in training mode before.
     """

@@ -162,7 +162,7 @@ Gradient = Callable[[Tensor], Tensor | None]
 def fused_step(opt: Any, sources: Mapping[Tensor, Source], gradient: Gradient) -> set[Tensor]:
     """One step of an optimizer, with gradients made inside the updates of some parameters; returns these parameters.
 
-    `sources` has the sources of gradients, for parameters of the optimizer without a gradient. Where an update cannot
+    `sources` has the sources of gradients, for parameters of the optimizer without a gradient. If an update cannot
     use one, `gradient` returns the gradient, of the parameter's dtype, before hooks are called and anything is written.
     Other parameters have gradients, or none, as in any step. Noise is counted along a parameter's elements, row by row.
     Bits, states, counts and hooks are those of a step with all gradients in `.grad`.

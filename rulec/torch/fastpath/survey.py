@@ -75,7 +75,7 @@ class Survey:
         self._job, self._release = job_of(self, LOOK, Contents(self.lists)), job_of(self, RELEASE, Contents())
 
     def look(self, lists: Sequence[list[Any]]) -> bool:
-        """Whether the parameters in the groups' lists, and their gradients, are as they were but for new addresses."""
+        """Whether the parameters in the groups' lists, and their gradients, are as they were except new addresses."""
         alike = len(lists) == len(self.lists) and all(map(is_, lists, self.lists))
         self.fresh = alike and self._job.done()
         return self.fresh

@@ -8,7 +8,7 @@ A handle of these functions is an `at::Tensor *`, as torch's headers say. An `at
 implementation, as it is in every compiled extension; `Tensor._cdata` is that pointer, and is compared with it.
 
 `layout` finds the words of a tensor, from its shape to its address, by tensors of known shapes, strides and addresses.
-Every step looks at each tensor that a user can reach, so a look must cost less than a call of torch. Where a word
+Every step looks at each tensor that a user can reach, so a look must cost less than a call of torch. If a word
 changed, torch is asked.
 
 The functions are worth it. On two cores of a Xeon, steps of 1, 30 and 1000 tensors of 1000 elements, and of 300 of

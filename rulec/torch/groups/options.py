@@ -47,7 +47,7 @@ DEFAULT_BUFFER = 64 << 20
 class OffloadOptions:
     """The options of offload. `buffer` is the size of a transfer buffer in bytes.
 
-    Where `pinned`, host memory of transfers is pinned. `backward` is the order in which gradients come: that of the
+    If `pinned`, host memory of transfers is pinned. `backward` is the order in which gradients come: that of the
     parameters, or from the last to the first.
     """
 
@@ -85,7 +85,7 @@ class Options:
     parameters in the first rank's order, or is empty.
     `weights` is the kind of parameters of 16 bits in memory, of `rulec.compiler.weights`, and `seed` that
     of its random numbers where no rule draws any. `watch` are statistics to measure, in the steps of `schedule`.
-    `offload` says what lies on the host; None where nothing is offloaded. Where `plain_weights`, an offload leaves
+    `offload` says what lies on the host; None where nothing is offloaded. If `plain_weights`, an offload leaves
     weights of 16 bits as they are.
     """
 

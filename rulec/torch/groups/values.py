@@ -45,7 +45,7 @@ def never_live(value: Any) -> bool:
 class GroupValues:
     """The values of all groups under some keywords, and the lists of their parameters.
 
-    `live` says of a value that it may change and yet mean the same: it is read where it is, by who needs it. Where
+    `live` says of a value that it may change and yet mean the same: it is read where it is, by who needs it. If
     there is none of these, None.
     """
 
@@ -100,7 +100,7 @@ def _steady(values: Sequence[Any], live: Callable[[Any], bool]) -> bool:
 def group_rules_of(interface: Interface, groups: Groups, decaying: Collection[Entry] = ()) -> list[GroupRule]:
     """The rule that each group means; HyperError where one means none, or a hyper-parameter is out of its range.
 
-    Where `weight_decay` is 0 in all groups of an entry the rule is the one without it, unless among `decaying`.
+    If `weight_decay` is 0 in all groups of an entry the rule is the one without it, unless among `decaying`.
     """
     rules = [interface.choose(group) for group in groups]
     for group_rule, group in zip(rules, groups, strict=True):

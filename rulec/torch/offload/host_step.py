@@ -5,7 +5,7 @@ its new weights are copied up while the group after it is. A group's gradients a
 each at the same place in every step. So kernels are bound to the same addresses, and steps are as those of parameters
 on the CPU: the rules, the launches and their bits are the same.
 
-A weight with a float32 master copy is written and not read. Where somebody else has written it, as torch's version
+A weight with a float32 master copy is written and not read. If somebody else has written it, as torch's version
 counter tells, the copy takes over what was written before the step.
 """
 
@@ -58,7 +58,7 @@ _COMPARED = 1 << 20
 class _Load:
     """What a launch reads and writes: pairs of a tensor in a transfer buffer and one on the device.
 
-    `gradients` is empty where they are in host memory already. Where it `reads`, it reads the weights too; `writes` is
+    `gradients` is empty where they are in host memory already. If it `reads`, it reads the weights too; `writes` is
     the stage that writes them, None once they are on their way up. `arrived` is the copy down; `here` is True while the
     launch has it, and `done` once it has ended.
     """

@@ -101,7 +101,7 @@ def joined_codes(
 ) -> Sequence[Tensor]:
     """The codes and scales of all sections of a parameter as `state_dict` has those of the parameter.
 
-    Where sections cut runs, there is a scale for each element.
+    If sections cut runs, there is a scale for each element.
     """
     here, dim = real_view(param), sections[0].dim
     parts = [section.of(here) for section in sections]
@@ -145,7 +145,7 @@ def _as_saved(states: Mapping[str, Any], keys: Mapping[str, str], param: Any) ->
 def with_plain_names(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Saved states with codes under the names of their states; None values are left out.
 
-    Where a user has put values of a state beside its codes, the codes and scales are left out.
+    If a user has put values of a state beside its codes, the codes and scales are left out.
     """
     edited = [name for name in saved if CODES in name and name.replace(CODES, "") in saved]
     dropped = {*edited, *(name.replace(CODES, scale_name("")) for name in edited)}

@@ -64,7 +64,7 @@ class Buffers:
     def prepare(self, saved: Mapping[Any, Any], full: bool, strict: bool) -> dict[int, Mapping[str, Any]]:
         """Allocates the buffers of every parameter that has a saved state, or of all where `full`.
 
-        The saved values by place; they are checked, and nothing is written. Where `strict`, a saved state must have
+        The saved values by place; they are checked, and nothing is written. If `strict`, a saved state must have
         everything its rule needs.
         """
         for route, (engine, _) in zip(self._routes, self._tensor_refs, strict=True) if strict else ():

@@ -1,6 +1,6 @@
 """The description of an optimizer of DTensors, equal in all ranks: tensors, equations, hyper-parameters, seed.
 
-Where the digests of descriptions differ, `rulec.torch.distributed.comparison` finds the difference.
+If the digests of descriptions differ, `rulec.torch.distributed.comparison` finds the difference.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class OptimizerStep(StepTensors):
     ) -> list[Launch] | None:  # fmt: skip
         """Updates a plan's parameters with these gradients. Returns the launches.
 
-        None, and nothing done, where a gradient's dtype is new. With a `survey` the gradients are its own. Where they
+        None, and nothing done, where a gradient's dtype is new. With a `survey` the gradients are its own. If they
         have `arrived`, they are in host memory, as kernels read them.
         """
         if survey is None and self.interface.takes_rows and any(map(is_sparse, grads)):

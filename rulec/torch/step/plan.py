@@ -206,7 +206,7 @@ class Writer:
     """Writes `params` and their states, by the engines at their homes.
 
     A run of launches between `begin` and `end` is a part of that step. Any other run is a step of its own where the
-    engines keep something for its end: `steps` says so. Where `skips`, an update may be skipped, and the host knows it
+    engines keep something for its end: `steps` says so. If `skips`, an update may be skipped, and the host knows it
     after the run. `unfinished` is True after an interrupt of a run that had written; where groups have states, from the
     run to the call of `finish`, too.
     """

@@ -40,7 +40,7 @@ from rulec.torch.tensors.tensors import TorchArrays, check_conforms, is_dense, r
 class StepTensors:
     """The engines over the parameters of some groups, and all that a step knows of them; states are in `buffers`.
 
-    Raises HyperError, TensorError, StateMismatch or BackendUnavailable, and then nothing was changed. Where `strict`,
+    Raises HyperError, TensorError, StateMismatch or BackendUnavailable, and then nothing was changed. If `strict`,
     a parameter's saved state must have everything its rule needs; otherwise what is missing starts afresh.
     """
 
@@ -153,7 +153,7 @@ class StepTensors:
         return bool(changes) and not self._follow(changes, groups)
 
     def is_as_before(self) -> bool:
-        """Whether parameters, states and gradients are as at the last survey, but for gradients at new addresses."""
+        """Whether parameters, states and gradients are as at the last survey, except for gradients at new addresses."""
         survey = self.plans.survey
         same = survey is not None and survey.look(survey.lists)
         if survey is not None:

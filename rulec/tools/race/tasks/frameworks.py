@@ -88,7 +88,7 @@ class _TorchModel:
         return np.array(parameter.detach().numpy())
 
     def _check_buffers(self) -> None:
-        """RulecError where a loss changed a buffer: all runs and all rules share the model, but for its parameters."""
+        """RulecError where a loss changed a buffer: all runs and all rules share the model, except its parameters."""
         for name, buffer in self.model.named_buffers():
             if not self.torch.equal(buffer, self.buffers[name]):
                 raise RulecError(

@@ -1,6 +1,6 @@
 """Random numbers of perturbations as tensors: words of Philox and their values, for many directions at once.
 
-Where a device's backend has functions that write noise, they are used.
+If a device's backend has functions that write noise, they are used.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class TorchAO:
         }  # fmt: skip
 
     def formats(self, rule: str, states: Mapping[str, HeldState]) -> dict[str, Format]:
-        """The formats of torchao as they are; dynamic8 for the others. Where blocks do not fit, states are floats."""
+        """The formats of torchao as they are; dynamic8 for the others. If blocks do not fit, states are floats."""
         there = {}
         for name, state in states.items():
             if state.form is not None:
