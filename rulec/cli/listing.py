@@ -29,10 +29,10 @@ def list_rules(
 ) -> None:
     """List rules and transforms, of the library and installed packages.
 
-    With the year of the paper, the states, and bytes of state for each float32 parameter. With --json each rule has
-    name, kind (rule or transform), summary, year, paper, url, scope (elementwise, or the widest of tensor, group and
-    model that a step takes values over), inputs, hyper (the defaults; null for an expression), states (each with its
-    level), state_bytes_per_parameter, and file (null for a rule of an installed package).
+    Shows the year of the paper, the states, and bytes of state for each float32 parameter. With --json each rule has
+    name, kind (rule or transform), summary, year, paper, url and scope: elementwise, or the widest of tensor, group
+    and model that a step takes values over. It also has inputs, hyper (the defaults; null for an expression), states
+    (each with its level), state_bytes_per_parameter, and file (null for a rule of an installed package).
     """
     entries = [entry for entry in _entries() if _matches(pattern, entry["name"], entry["summary"])]
     if json:

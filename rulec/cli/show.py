@@ -57,9 +57,10 @@ def show(
 ) -> None:
     """Show the kernel that a rule becomes, for any backend.
 
-    With --watch, the kernel that measures statistics, and their costs beside the step without them. Or the rule's
-    kernel in the epilogue of a product, its kernel with noise as its gradient, its kernel's machine code for this
-    processor, the program after each pass, the mathematics as LaTeX, the rule as a rule file, what is proved about it.
+    With --watch it shows the kernel that measures statistics, and their costs beside the step without them. Other
+    options show the kernel with the rule as the epilogue of a product, the kernel with noise as its gradient, or the
+    machine code for this processor. They also show the program after each pass, the mathematics as LaTeX, the rule
+    as a rule file, or what is proved about it.
     """
     from rulec.tools.display.assembly import kernel_assembly
     from rulec.tools.display.kernels import COMMENTS, LANGUAGES, kernel_source
