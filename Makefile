@@ -2,7 +2,7 @@
 #   make demo    set up and train a new rule on the handwritten digits
 #   make test    set up and run some of the everyday tests, of every kind
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow whole lint format docs refresh budget long faults shape words prove bench trainers ci clean
+.PHONY: help setup demo test slow whole lint format docs refresh budget long faults shape words prove bench trainers floors newest release ci clean
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 export NO_MKDOCS_2_WARNING := 1
 
@@ -29,6 +29,9 @@ help:
 	@echo 'make prove   look at the machine code of all GPU kernels anew, not only of changed ones (ONLY=new)'
 	@echo 'make bench   measure, print ratios to the memory limit'
 	@echo 'make trainers  the tests in other packages'\'' trainers, in an environment of these (.venv-trainers)'
+	@echo 'make floors  the lowest versions of pyproject.toml in a fresh environment: a step of each adapter (ARGS=--write)'
+	@echo 'make newest  the same with the newest versions'
+	@echo 'make release VERSION=x.y.z  try a release; WRITE=1 makes its commit, its tag and dist/'
 	@echo 'make ci      everything continuous integration runs'
 	@echo 'make clean   remove .venv and everything built'
 
@@ -134,6 +137,16 @@ $(TRAINERS)/.ready: pyproject.toml constraints.txt tests/trainers/constraints.tx
 
 trainers: $(TRAINERS)/.ready
 	@$(TRAINERS)/bin/python -m tests.trainers.report $(ARGS)
+
+# The lowest and the newest versions, in an environment that is removed afterwards. The lowest torch brings CUDA on Linux.
+floors: setup
+	@$(BIN)/python -m tests.versions oldest $(ARGS)
+
+newest: setup
+	@$(BIN)/python -m tests.versions newest $(ARGS)
+
+release: setup
+	@$(BIN)/python -m tests.versions.release '$(VERSION)' $(if $(WRITE),--write)
 
 ci:
 	@.ci/run

@@ -5,9 +5,13 @@ Continuous integration builds the wheel and runs tests/smoke.py in a fresh envir
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -51,3 +55,14 @@ def test_every_requirement_is_pinned() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     installed = [*PROJECT["project"]["dependencies"], *(r for name, rs in extras.items() if name != "cupy" for r in rs)]
     assert {canonical(r) for r in installed} - pinned.keys() == {"rulec"}
+
+
+def test_the_source_distribution_is_a_checkout() -> None:
+    """MANIFEST.in has every folder and every file at the top, but for those that setuptools always takes."""
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("this is no clone: nothing says which files are tracked")
+    lines = [line.split() for line in (ROOT / "MANIFEST.in").read_text().splitlines()]
+    patterns = [word for words in lines if words and words[0] in ("include", "graft") for word in words[1:]]
+    tops = {name.split("/")[0] for name in listed.stdout.splitlines()} - {"LICENSE", "pyproject.toml"}
+    assert sorted(top for top in tops if not any(fnmatch(top, pattern) for pattern in patterns)) == []

@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping
 from tests.docs import (
     es_tables,
     faults_table,
+    gpu_table,
     house_tables,
     mesh_table,
     names_table,
     offload_table,
     race_table,
     suites_table,
+    tested_table,
     training_table,
+    version_tables,
     watch_table,
 )
 from tests.docs.commands_table import command_options
@@ -38,12 +41,15 @@ MAKERS: Mapping[str, Callable[[], str]] = {
     "benchmarks": benchmarks,
     **es_tables.MAKERS,
     **faults_table.MAKERS,
+    **gpu_table.MAKERS,
     **house_tables.MAKERS,
     **mesh_table.MAKERS,
     **names_table.MAKERS,
     **offload_table.MAKERS,
     **race_table.MAKERS,
     **suites_table.MAKERS,
+    **tested_table.MAKERS,
     **training_table.MAKERS,
+    **version_tables.MAKERS,
     **watch_table.MAKERS,
 }
