@@ -1,8 +1,9 @@
 """Figures of measurements that a page has typed: each names its source, or is written by a maker.
 
 A figure is a number with a unit of time, of memory, of a rate, of a ratio of times, or of rules or tests. A source is a
-day, a machine, a command, a page of results, or the word that it is assumed, in the same paragraph, item or table, or in the paragraph that leads to
-it. A bound, such as `at most 30 seconds`, a default, and a bar in a column of bars are no measurements.
+day, a machine, a command, a page of results, or the word that it is assumed. It stands in the same paragraph, item or
+table, or in the paragraph that leads to it. A bound, such as `at most 30 seconds`, a default, and a bar in a column of
+bars are no measurements.
 """
 
 from __future__ import annotations

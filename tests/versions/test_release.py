@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 import rulec
 from tests.versions import release
@@ -29,16 +30,14 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("version", "reason"),
-    [
-        ("", "give three numbers"), ("0.2", "give three numbers"), ("v0.2.0", "give three numbers"),
-        ("0.1.0", "the tag v0.1.0 is there"), ("0.0.9", "is below 0"),
-    ],
-)  # fmt: skip
-def test_a_wrong_version_is_refused(tree: Path, version: str, reason: str) -> None:
-    with pytest.raises(NoRelease, match=reason):
-        release.check(tree, version)
+def test_a_wrong_version_is_refused(tree: Path) -> None:
+    reasons = {
+        "": "give three numbers", "0.2": "give three numbers", "v0.2.0": "give three numbers",
+        "0.1.0": r"the tag v0\.1\.0 is there", "0.0.9": r"the version 0\.0\.9 is below 0\.1\.0",
+    }  # fmt: skip
+    for version, reason in reasons.items():
+        with pytest.raises(NoRelease, match=reason):
+            release.check(tree, version)
 
 
 def test_a_tree_with_changes_is_refused(tree: Path) -> None:
@@ -74,3 +73,12 @@ def test_the_citation_is_of_this_version() -> None:
     text = (ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {rulec.__version__}\n" in text
     assert release._CITED.search(text)
+
+
+def test_github_runs_what_the_checkout_runs() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert [step["run"] for step in workflow["jobs"]["run"]["steps"] if "run" in step][-1] == ".ci/run"
+    forms = [yaml.safe_load(file.read_text()) for file in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")]
+    asked = [[part["attributes"]["label"] for part in form["body"]] for form in forms if "body" in form]
+    assert len(asked) == 3
+    assert all(len(labels) == len({*labels}) for labels in asked)
