@@ -26,11 +26,11 @@ def tested() -> str:
          _cell(record["newest"][name]), pinned.get(name, "")]
         for name, of in extras.items()
     ]  # fmt: skip
-    return table(["requirement", "extra", "oldest, on Python", "newest, on Python", "in all tests"], rows)
+    return table(["requirement", "extra", "oldest (Python)", "newest (Python)", "in all tests"], rows)
 
 
 def _cell(tried: Mapping[str, str]) -> str:
-    return f"{tried['version']}, {tried['python']}"
+    return f"{tried['version']} ({tried['python']})"
 
 
 MAKERS: Mapping[str, Callable[[], str]] = {"tested": tested}

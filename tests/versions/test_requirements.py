@@ -30,11 +30,8 @@ def test_every_floor_was_tried() -> None:
 def test_newest_is_not_below_the_pins() -> None:
     pinned = pins()
     assert RECORDED["newest"].keys() == RECORDED["oldest"].keys()
-    behind = [
-        name
-        for name, each in RECORDED["newest"].items()
-        if name in pinned and Version(each["version"]) < Version(pinned[name])
-    ]
+    newest = {name: Version(each["version"]) for name, each in RECORDED["newest"].items()}
+    behind = [name for name, version in newest.items() if name in pinned and version < Version(pinned[name])]
     assert behind == []
 
 
