@@ -1,7 +1,7 @@
 """The manual's reference that is made of files elsewhere: a page for each public module, and the changelog.
 
-A page of a module has the lines by which mkdocstrings shows the names in its `__all__`. Classes and functions that stand
-for rules of the library are left out: they are alike, and the gallery has a page for each rule.
+A page of a module has the lines by which mkdocstrings shows the names in its `__all__`. Classes and functions that
+stand for rules of the library are left out: they are alike, and the gallery has a page for each rule.
 """
 
 from __future__ import annotations
