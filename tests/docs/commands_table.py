@@ -31,7 +31,7 @@ def _section(path: tuple[str, ...], command: Any) -> Iterator[str]:
     yield from (f"## {' '.join(path)}", "")
     context = typer.Context(command, info_name=" ".join(path))
     usage = " ".join([*path, *command.collect_usage_pieces(context)])
-    yield from ("```text", usage, "```", "", *_text(command), "")
+    yield from (f"    {usage}", "", *_text(command), "")
     rows = [_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
     if rows:
         yield from (table(["argument or option", "meaning", "default"], rows), "")
@@ -41,7 +41,7 @@ def _text(command: Any) -> list[str]:
     """What a command says of itself; its examples are a block of the shell."""
     lines = inspect.cleandoc(command.help or "").replace("\f", "").splitlines()
     epilog = inspect.cleandoc(command.epilog or "").replace("\b", "").strip()
-    return [*lines, *(["", "```text", epilog, "```"] if epilog else [])]
+    return [*lines, "", *(f"    {line}".rstrip() for line in epilog.splitlines())]
 
 
 def _row(parameter: Any) -> list[str]:
