@@ -221,7 +221,7 @@ def run_of(
     prescription = recipe(rule, hyper, tags, axes)
     engine = machine(prescription, options(state_dtype, False, 0, weights))
     leaves = real_tree(params, prescription.untrained)
-    prescription.axes.check(leaves.names)
+    engine.check_names(leaves.names)
     tree = oriented(leaves, prescription.axes.of)
     plan = engine.plan_of(tree, None, None, False)
     return JaxRun(engine, tree, plan, prescription.groups, checked_seed(seed), state, prescription.axes)

@@ -12,7 +12,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from rulec.functional.step_values import Statistics
 from rulec.functional.values import Leaf, Values, leaves_of
 from rulec.jax import cpu
 from rulec.jax.first import first_values
-from rulec.jax.leaves import Tree, check_inputs, flat, like, matrices_by_leaf
+from rulec.jax.leaves import Tree, check_inputs, flat, is_part, like, matrices_by_leaf
 from rulec.jax.library import compiler_options, is_traced
 from rulec.jax.oriented import oriented, oriented_as
 from rulec.jax.packing import Packed, packed
@@ -54,6 +54,9 @@ Renamed: TypeAlias = tuple[tuple[str, Shown], ...]
 class CompiledRecipe:
     """The compiled functions of a recipe. `renamed`: state -> field of the optimizer's state, where names differ."""
 
+    #: What users can do about a kernel whose roles are unknown.
+    remedy: ClassVar = "give axes=rulec.jax.flax_axes(model), or axes={'*kernel': None} where they lie as in torch"
+
     def __init__(self, recipe: Recipe, options: Options, renamed: Renamed = ()) -> None:
         # A number may be traced, and must not be kept: it is passed to each call.
         self.recipe = replace(recipe, groups=[_group_without_numbers(group) for group in recipe.groups])
@@ -80,7 +83,7 @@ class CompiledRecipe:
 
     def _planned(self, leaves: tuple[Leaf, ...], update: bool) -> StepPlan:
         groups = self.recipe.places(leaves)
-        self._check_tags(leaves)
+        self._check_known(leaves)
         self._check_weights(leaves)
         routes = [self._routed(leaf, group) for leaf, group in zip(leaves, groups, strict=True)]
         options = replace(self.options, update=update)
@@ -93,10 +96,13 @@ class CompiledRecipe:
         tags = {*chosen.tags, *(self.recipe.tags or {}).get(leaf.parameter, ())}
         return Route(chosen.rule, group, tags, chosen.static())
 
-    def _check_tags(self, leaves: Sequence[Leaf]) -> None:
+    def _check_known(self, leaves: Sequence[Leaf]) -> None:
         if self.recipe.tags is None:
             check_tags(self.recipe.groups[0].rule, leaves)
-        names = [leaf.parameter for leaf in leaves]
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """TensorError for roles and tags of users that name none of the leaves of a whole tree."""
+        self.recipe.axes.check(names)
         for name in self.recipe.tags or {}:
             if names and name not in names:
                 raise TensorError(
@@ -179,7 +185,8 @@ class CompiledRecipe:
 
     def _flat(self, tree: Any, what: str) -> Tree:
         leaves = flat(tree, what, self.wide, self.recipe.untrained)
-        self.recipe.axes.check(leaves.names)
+        if not is_part(tree):
+            self.check_names(leaves.names)
         return oriented(leaves, self.orientation, self._decomposes)
 
     def _like(self, tree: Any, model: Tree, what: str) -> Tree:
@@ -206,8 +213,7 @@ class CompiledRecipe:
         self._has_warned = True
         warnings.warn(
             f"{rule.name} takes the axes of {name}, of shape {shape}, for (outputs, inputs) as torch keeps them, and "
-            f"Flax keeps (inputs, outputs): give axes=rulec.jax.flax_axes(model), or axes={{'*kernel': None}} where "
-            f"they lie as in torch",
+            f"Flax keeps (inputs, outputs): {self.remedy}",
             stacklevel=2,
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from rulec.compiler.layout import FLOATS
 from rulec.errors import TensorError
@@ -90,6 +91,12 @@ def flat(tree: Any, what: str, wide: bool = True, untrained: Untrained = lambda 
     pairs = frozenset(i for i, array in enumerate(arrays) if i not in places and jnp.iscomplexobj(array))
     arrays = [paired(array) if place in pairs else array for place, array in enumerate(arrays)]
     return Tree(names, tuple(arrays), structure, pairs, places)
+
+
+def is_part(tree: Any) -> bool:
+    """Whether a mask of optax, as those of `multi_transform`, took some leaves out of a tree."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
+    return any(isinstance(leaf, optax.MaskedNode) for leaf in leaves)
 
 
 def paths_of(tree: Any) -> tuple[list[tuple[Sequence[Any], str]], list[Any], Any]:

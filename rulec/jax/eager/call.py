@@ -24,6 +24,7 @@ from rulec.jax.eager.memory import StepBytes, bytes_of, shapes, shared_out
 from rulec.jax.eager.parts import Parts
 from rulec.jax.eager.tied import Tied, tied_in
 from rulec.jax.library import LIBRARY, compiler_options, evaluated, is_outermost
+from rulec.jax.oriented import Axes, axis_roles
 from rulec.jax.recipe import Given, Rules, recipe, rules_of
 from rulec.jax.transform import options
 from rulec.language.compose.combine import map_nodes
@@ -103,7 +104,7 @@ class Eager(ABC):
     def __init__(
         self, rule: Rules, *, state_dtype: Any, weights: str, seed: int, maximize: bool,
         tags: Mapping[str, Collection[str]] | None, shared: Mapping[str, str] | None, most: int | None,
-        skip_nonfinite: bool, watch: Watch | None,
+        skip_nonfinite: bool, watch: Watch | None, axes: Axes = None,
     ) -> None:  # fmt: skip
         if watch is not None:
             raise RuleError(
@@ -111,7 +112,7 @@ class Eager(ABC):
             )
         self._most = most
         self._seen: set[Any] = set()
-        self._tags, self._shared = tags, dict(shared or {})
+        self._tags, self._axes, self._shared = tags, axis_roles(axes), dict(shared or {})
         self._options = options(state_dtype, maximize, seed, weights)
         for part in rules_of(rule):
             check_single(part, "a step inside the backward pass")
@@ -183,7 +184,7 @@ class Eager(ABC):
         return keywords.pop(name)
 
     def _run(self, hyper: Mapping[str, Given], count: Any, shared: Tied) -> tuple[EagerRun, list[dict[str, Any]]]:
-        current, numbers = numbered(recipe(self._rule, hyper, self._tags), count)
+        current, numbers = numbered(recipe(self._rule, hyper, self._tags, self._axes), count)
         options, mode = replace(self._options, backend="jax"), Mode.now()
         key = current.key, options, is_wide(), mode, shared
         if key not in self._runs:

@@ -12,6 +12,7 @@ from rulec.functional.values import Leaf, Values
 from rulec.jax.compiled import CompiledRecipe, Renamed
 from rulec.jax.first import first_values
 from rulec.jax.leaves import WHOLE, Tree, Untrained, check_apart, flat
+from rulec.jax.oriented import oriented, oriented_as
 from rulec.jax.recipe import Recipe
 from rulec.jax.step import one_step
 from rulec.language.expr.node import NUMBERS
@@ -47,14 +48,19 @@ def _path(name: str, path: str) -> str:
 
 
 class Parts(CompiledRecipe):
-    """The functions of a recipe on parts of a model; paths and tags are of the whole model."""
+    """The functions of a recipe on parts of a model; paths, tags and roles of axes are of the whole model."""
+
+    remedy = (
+        "give rulec.jax.eager_step axes=rulec.jax.flax_axes(model), or axes={'*kernel': None} where they lie as in "
+        "torch; eager_scan takes all layers as torch keeps them"
+    )
 
     def __init__(self, recipe: Recipe, options: Options, renamed: Renamed = ()) -> None:
         # Patterns and tags are of all parts: `check` looks at them, a part cannot.
         super().__init__(replace(recipe, check=len), options, renamed)
         self._check = recipe.check
 
-    def _check_tags(self, leaves: Sequence[Leaf]) -> None:
+    def _check_known(self, leaves: Sequence[Leaf]) -> None:
         pass
 
     def _check_weights(self, leaves: Sequence[Leaf]) -> None:
@@ -64,8 +70,9 @@ class Parts(CompiledRecipe):
         """Errors where a pattern or a tag names no parameter, or a rule reads several tensors for one update."""
         check_apart(names)
         self._check(names)
+        self.check_names(names)
         leaves = [leaf for plan in plans for leaf in plan.leaves]
-        super()._check_tags(leaves)
+        super()._check_known(leaves)
         super()._check_weights(leaves)
         for rule in {id(rule): rule for plan in plans for rule in plan.rules}.values():
             check_scope(rule)
@@ -78,7 +85,7 @@ class Parts(CompiledRecipe):
         """The leaves of a part, by their paths in the model."""
         tree = _named(flat(part.tree, "the parameter", self.wide, self._untrained(part.name)), part.name)
         tree.check_real("an eager update is of real ones")
-        return tree
+        return oriented(tree, self.orientation, self._decomposes)
 
     def _untrained(self, name: str) -> Untrained:
         """The choice of the leaves of a part that are not trained."""
@@ -100,6 +107,7 @@ class Parts(CompiledRecipe):
         """The leaves of a part, its gradients, the plan of a step, and the values of the state."""
         tree = self.tree(part)
         gradients = _named(flat(grads, "the gradient of", self.wide, self._untrained(part.name)), part.name)
+        gradients = oriented_as(gradients, tree)
         return tree, gradients, *self._begun(state, tree, gradients, False)
 
     def moved(self, part: Subtree, grads: Any, state: Any, arguments: Arguments, first: int) -> tuple[Any, Any]:
@@ -113,7 +121,7 @@ class Parts(CompiledRecipe):
             )
             results.append(param)
             put_back(plan, new, place, share)
-        return tree.structure.unflatten(results), self.fields.packed(new, tree)
+        return tree.of(results), self.fields.packed(new, tree)
 
     def alone(self, plan: StepPlan, place: int) -> StepPlan:
         """The plan of one leaf alone: between the stages of its step it waits for no other leaf."""

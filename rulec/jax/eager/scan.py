@@ -24,6 +24,7 @@ from rulec.jax.eager.model import Bound, Model, Pass, check_loss, pair
 from rulec.jax.eager.parts import Subtree
 from rulec.jax.eager.tied import Tied, tied_in
 from rulec.jax.leaves import Tree
+from rulec.jax.oriented import Axes
 from rulec.jax.recipe import Rules
 from rulec.language.statistics import Watch
 
@@ -176,7 +177,7 @@ class _ScanRun(EagerRun):
         one = jax.tree.map(lambda stack: shape_of(stack.shape[1:], stack.dtype), params["layers"])
         layers, rest = Subtree("layers", one), Subtree("rest", params["rest"])
         plans = [self.parts.planned(part) for part in (layers, rest)]
-        self.parts.check([name for part in (layers, rest) for name in self.parts.tree(part).names], plans)
+        self.parts.check([name for part in (layers, rest) for name in self.parts.tree(part).whole.names], plans)
         return layers, rest, plans
 
     def _step(
@@ -219,13 +220,14 @@ def eager_step(
     loss: Callable[..., Any], rule: Rules, *, has_aux: bool = False, state_dtype: Any = None, weights: str = "",
     maximize: bool = False, seed: int = 0, tags: Mapping[str, Collection[str]] | None = None,
     shared: Mapping[str, str] | None = None, most: int | None = None, skip_nonfinite: bool = False,
-    watch: Watch | None = None,
+    watch: Watch | None = None, axes: Axes = None,
 ) -> EagerStep:  # fmt: skip
     """A step of a model in which a gradient is used up as soon as it is complete.
 
     `loss(params, batch)` gives the loss, or with `has_aux` `(loss, aux)`; it may name `key` among its parameters.
     Loops over layers in it should be Python's: a loop of JAX gives the gradients of all layers together, and
-    `rulec.jax.eager_scan` is for it. The other keywords are as for `eager_scan`.
+    `rulec.jax.eager_scan` is for it. `axes` has the roles of axes, as for `rulec.jax.transform`. The other keywords are
+    as for `eager_scan`.
     """
     return EagerStep(
         loss,
@@ -240,6 +242,7 @@ def eager_step(
         most=most,
         skip_nonfinite=skip_nonfinite,
         watch=watch,
+        axes=axes,
     )
 
 
@@ -289,7 +292,7 @@ class _StepRun(EagerRun):
     def _planned(self, params: Any) -> tuple[Subtree, Any]:
         part = Subtree("", params)
         plans = [self.parts.planned(part)]
-        self.parts.check(self.parts.tree(part).names, plans)
+        self.parts.check(self.parts.tree(part).whole.names, plans)
         return part, plans
 
     def _step(
