@@ -15,7 +15,7 @@ jax = pytest.importorskip("jax")
 nn: Any = pytest.importorskip("mlx.nn")
 optim: Any = pytest.importorskip("mlx.optimizers")
 
-from mlx.utils import tree_flatten, tree_map  # noqa: E402
+from mlx.utils import tree_flatten, tree_map, tree_unflatten  # noqa: E402
 
 import rulec  # noqa: E402
 import rulec.jax  # noqa: E402
@@ -278,6 +278,29 @@ def test_a_compiled_step_goes_on_from_a_file(name: str, when: str, tmp_path: Pat
     model.update(rulec.mlx.load_params(tmp_path / "a", model))
     rulec.mlx.load(optimizer, tmp_path / "a", model)
     assert train(3) == wanted
+
+
+@pytest.mark.parametrize("name", ["momentum", pytest.param("prodigy", marks=pytest.mark.slow)])
+def test_a_compiled_step_goes_on_from_mlx_s_own_file(name: str, tmp_path: Path) -> None:
+    """By `mx.save_safetensors` and `mx.load`, also of a state that ran compiled before."""
+
+    def begun() -> tuple[Any, Any]:
+        mx.random.seed(0)
+        model, optimizer = nn.Linear(2, 3, bias=False), rulec.mlx.optimizer(name)(optim.cosine_decay(0.1, 20))
+        optimizer.init(model.trainable_parameters())
+        return model, optimizer
+
+    file = str(tmp_path / "a.safetensors")
+    model, optimizer = begun()
+    train = compiled(model, optimizer)
+    train(2)
+    mx.save_safetensors(file, dict(tree_flatten({"model": model.parameters(), "optimizer": optimizer.state})))
+    wanted = train(2)
+    model, optimizer = begun()
+    content = tree_unflatten([*mx.load(file).items()])
+    model.update(content["model"])
+    optimizer.state = content["optimizer"]
+    assert compiled(model, optimizer)(2) == wanted
 
 
 # What is refused
