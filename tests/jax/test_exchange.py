@@ -34,6 +34,10 @@ EVERYDAY = ("adamw", "sm3", "contrib.schedule_free")
 #: Function -> its keywords beside the learning rate, from the package that makes inner transformations.
 KEYWORDS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "contrib.galore": lambda package: {"rank": 2}, "contrib.scale_by_galore": lambda package: {"rank": 2},
+    # Without numbers of axes optax's own function fails.
+    "contrib.scale_by_muon": lambda package: {
+        "weight_dimension_numbers": {"kernel": optax.contrib.MuonDimensionNumbers()},
+    },
     "contrib.schedule_free": lambda package: {"base_optimizer": package.adam(0.05, b1=0.0)},
     "contrib.mechanize": lambda package: {"base_optimizer": package.adam(1.0)},
     "contrib.sam": lambda package: {

@@ -96,3 +96,21 @@ def test_with_other_roles_the_layouts_differ() -> None:
     with in_float64():
         axes = {**keras_axes(model()), "dense/kernel": ("outputs", "inputs")}
         assert largest_difference(in_torch_s(wide("muon")), in_keras(wide("muon"), axes)) > 1e-3
+
+
+def test_lora_that_is_enabled_after_a_step_asks_for_a_new_optimizer() -> None:
+    network = keras.Sequential([keras.Input((6,)), layers.Dense(8), layers.Dense(3)])
+
+    def stepped_by(trainer: Any) -> None:
+        trainer.apply([keras.ops.ones_like(v.value) for v in network.trainable_variables], network.trainable_variables)
+
+    first = optimizer("muon", 0.1, model=network)
+    stepped_by(first)
+    network.layers[0].enable_lora(2)
+    with pytest.raises(ValueError, match=r"(?s)lora_kernel_a.*you should recreate a new optimizer"):
+        stepped_by(first)
+    before = [keras.ops.convert_to_numpy(v) + 0 for v in network.trainable_variables]
+    stepped_by(optimizer("muon", 0.1, model=network))
+    assert all(
+        np.any(keras.ops.convert_to_numpy(v) != x) for v, x in zip(network.trainable_variables, before, strict=True)
+    )
