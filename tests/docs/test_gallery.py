@@ -28,7 +28,7 @@ def adamw() -> Entry:
 
 def test_page_of_a_rule_has_every_part(adamw: Entry) -> None:
     languages = [block.language for block in blocks(adamw.page)]
-    assert languages == ["yaml", "python", "python", "python", "python", "c", "cpp", "python", "python"]
+    assert languages == ["yaml", "python", "python", "python", "c", "python", "cpp", "python", "python"]
     parts = (
         r"\hat{m}_{t} &amp;= ", "https://arxiv.org/abs/1711.05101", "| `beta2` | 0.999 | at least 0 and below 1 |",
         "| scope | elementwise |", "16 + 12 bytes per parameter", "rulec.torch.AdamW(", "torch.optim.AdamW",
