@@ -1,4 +1,5 @@
-// Keys reach everything that scrolls, the search has a name, and the buttons of a block of code are no landmark.
+// Keys reach everything that scrolls, the search has a name, and parts of a table of contents
+// and the buttons of a block of code are no landmarks.
 // A table that is wider than its column shows each row as a list.
 // It runs from disk, with no request to elsewhere.
 function makeReachable() {
@@ -24,6 +25,12 @@ function stackTables() {
 for (const box of document.querySelectorAll(".md-search, .md-search__inner")) {
   box.setAttribute("aria-label", "Search the manual");
 }
+
+for (const part of document.querySelectorAll(".md-nav--secondary nav.md-nav")) {
+  part.setAttribute("role", "presentation");
+  part.removeAttribute("aria-label");
+}
+document.querySelector("nav.md-path")?.setAttribute("aria-label", "Path of this page");
 
 let waiting = 0;
 function soon() {
