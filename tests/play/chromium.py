@@ -18,7 +18,7 @@ from typing import Any
 #: Commands that start a Chromium.
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 #: Seconds that a page may take to show something.
-PATIENCE = 30.0
+PATIENCE = 120.0
 #: Keys that are pressed by name: their code.
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39, "ArrowDown": 40}
 
