@@ -7,7 +7,7 @@ stand for rules of the library are left out: they are alike, and the gallery has
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,18 +46,21 @@ def pages() -> dict[str, str]:
 
 def page(module: str, text: str) -> str:
     """The page of a module."""
-    shown = "\n\n".join(f"::: {module}.{name}" for name in public_names(module))
+    shown = "\n\n".join(f"::: {source}.{name}" for name, source in public_names(module).items())
     return f"# {module}\n\n{text}\n\n{shown}\n"
 
 
-def public_names(module: str) -> Sequence[str]:
-    """The names in `__all__` of a module that its file imports from other modules, in the order of the alphabet."""
+def public_names(module: str) -> Mapping[str, str]:
+    """The names in `__all__` of a module in the order of the alphabet, each with the module that it is imported from.
+
+    A name may be a module's as well, so objects are named by the place where they are defined.
+    """
     tree = ast.parse((ROOT / Path(*module.split(".")) / "__init__.py").read_text(encoding="utf-8"))
     public: set[str] = set()
-    imported: set[str] = set()
+    sources: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             public |= {str(each.value) for each in ast.walk(node.value) if isinstance(each, ast.Constant)}
-        elif isinstance(node, ast.ImportFrom) and node.module != module:
-            imported |= {alias.asname or alias.name for alias in node.names}
-    return sorted(public & imported)
+        elif isinstance(node, ast.ImportFrom) and node.module not in (None, module):
+            sources |= {alias.asname or alias.name: str(node.module) for alias in node.names}
+    return {name: sources[name] for name in sorted(public & sources.keys())}
