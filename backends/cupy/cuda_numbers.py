@@ -21,7 +21,7 @@ from .plan import GIVEN, THREADS
 from .stage import KIND, NOTHING
 from .words import DIALECT
 
-_LOCALS = frozenset({"count", "entry", "call", "results", "over_all"})
+_LOCALS = frozenset({"count", "entry", "call", "per_call", "results", "over_all"})
 #: The values that a thread reads from memory.
 _LEAVES = (Op.RESULT, Op.SCALAR, Op.LOAD, Op.STEP)
 _LOOP = "for (int64_t i = threadIdx.x; i < count; i += blockDim.x)"
@@ -121,7 +121,7 @@ class NumbersKernel:
         shared = {b: unique_name(f"{b}_new", taken) for b in self._stores if is_shared(self._program, b)}
         lines = [f"row[{i}] = {printer.text(value)};" for i, value in self._cells.items()]
         texts = {b: printer.text(value) for b, value in self._stores.items()}
-        lines += [f"{self._number(b, 'own')} = {text};" for b, text in texts.items() if b not in shared]
+        lines += [f"{self._number(b, 'entry')} = {text};" for b, text in texts.items() if b not in shared]
         kept = [f"{name} = {texts[b]};" for b, name in shared.items()]
         body = block(_LOOP, self._each(printer, lines + (block("if (i == 0)", kept) if kept else [])))
         if not shared:

@@ -67,7 +67,7 @@ def test_the_targets_are_those_that_were_set(monkeypatch: pytest.MonkeyPatch) ->
     }
     row = result.rows[0]
     assert row.detail["scatter"][0] <= row.value <= row.detail["scatter"][1]
-    assert "| lion, optax.lion |" in page._section(result)
+    assert "| lion, optax.lion |" in page._chapter(result)
 
 
 def test_a_step_that_takes_half_as_long_is_twice_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
