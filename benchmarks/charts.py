@@ -1,4 +1,4 @@
-"""The charts above the tables: what readers ask first, as bars of HTML that take the colours of the page.
+"""The charts above the tables, as bars of HTML in the colours of the page.
 
 A chart is a table of labels and figures; where styles are left out, as on a code host, the figures still stand there.
 """
@@ -26,38 +26,39 @@ class Chart:
     sources: Sequence[tuple[str, str]]
 
 
-_FASTER = "Times as fast; 1 is the same speed."
+_FASTER = "A bar shows how many times as fast rulec is; 1 is the same speed."
 
 CHARTS = (
     Chart(
-        "Large tensors", f"A kernel beside torch's own, fused or foreach, on one large tensor. {_FASTER}", "rules",
+        "Large tensors", f"A kernel and torch's fused or foreach step, on one large tensor. {_FASTER}", "rules",
         [("rules", r"(adadelta|adagrad|adamw?|nadam|rmsprop|sgd), .*: kernel, times as fast as (torch's \w+ step)")],
     ),
     Chart(
-        "Many tensors", f"A whole step of AdamW beside torch's fused step. {_FASTER}", "many",
+        "Many tensors", f"A whole step of AdamW and torch's fused step. {_FASTER}", "many",
         [
             ("many", r"([\d,]+ tensors of [\d,]+): step, times as fast as torch's fused step"),
             ("reductions", r"(clip_by_global_norm >> adamw, 1000 tensors of 1,000), .*: .* clipping and fused step"),
         ],
     ),
     Chart(
-        "Rows and columns", f"A step with norms and means beside the fastest Python implementation. {_FASTER}",
+        "Rows and columns", f"A step with norms and means, and the fastest Python implementation. {_FASTER}",
         "reductions", [("reductions", r"(.*): step, times as fast as the fastest Python implementation")],
     ),
     Chart(
-        "Small states", f"A step of AdamW with states of 8 and 4 bits beside other libraries. {_FASTER}", "states",
+        "Small states", f"A step of AdamW with states of 8 or 4 bits, and other libraries. {_FASTER}", "states",
         [
             ("states", r"AdamW, [\d,]+ elements, (cpu, states in \w+): step, times as fast as with (\w+'s? \w+);.*"),
             ("gpu", r"adamw, (states in \w+): step, times as fast as (bitsandbytes' \w+)"),
         ],
     ),
     Chart(
-        "Memory of training", "All that a step of training Llama with 7.5 billion weights keeps at once, without "
-        "activations, in units of the weights. *Eager* steps inside the backward pass.", "memory",
+        "Memory of training", "The most memory that a step needs to train a Llama of 7.5 billion weights, without "
+        "activations, divided by the size of the weights. *Deferred* updates after the backward pass, and *eager* "
+        "updates inside it.", "memory",
         [("memory", r"Llama of 7.5B, (\w+, (?:deferred|eager)): most at once without activations, times the weights")],
     ),
     Chart(
-        "GPU", f"A step on a device beside the fastest of torch. {_FASTER}", "gpu",
+        "GPU", f"A step on a GPU, and the fastest step of torch. {_FASTER}", "gpu",
         [
             ("gpu", r"(adamw, the tensors of GPT-2 XL): step, times as fast as (torch's fused step)"),
             ("gpu", r"(adamw, 1000 tensors of 1000 elements): step, times as fast as (torch's fused step)"),

@@ -20,10 +20,10 @@ from rulec.errors import RulecError
 _HEAD = """\
 # Benchmarks
 
-Every figure is measured by `rulec bench` and written here from its results; none is typed in. Contenders are timed
-by turns within one run, and medians are compared. Targets are those that the project set itself before measuring.
+`rulec bench` measures, counts or calculates every figure, and writes these pages from its results. A run times all
+contenders by turns, and compares the medians of their times. The project set each target before it measured.
 
-The *limit* of a kernel is another kernel that reads and writes the same arrays and computes nothing.
+The *limit* of a kernel is another kernel, which reads and writes the same arrays and computes nothing.
 """
 
 _NONE = """\
@@ -45,50 +45,57 @@ _TITLE = {
 
 #: Measurement -> the text at the beginning of its chapter.
 _TEXT = {
-    "rules": "One tensor, far larger than the caches. *Of the limit's speed* is the time of the limit divided by that "
-    "of the kernel; *times as fast* is the time of torch's step divided by that of the kernel. AdamW in float16 takes "
-    "three divisions and a root for 14 bytes: one core divides for about as long as it waits for memory.",
-    "reductions": "One matrix, far larger than the caches. The time of a step includes the engine. Its limit is a "
-    "kernel for each stage that moves the same bytes. Steps of other libraries are timed on their own tensors, with "
-    "the same threads. The fastest installed one is named, and fused kernels, which use no Python, are listed "
-    "separately. The second pass of Adafactor over the gradient takes two divisions and a root for 4 bytes, the one of "
-    "CAME a division and a root: one core divides for longer than it reads.",
-    "matrices": "Weights are in float32, products in bfloat16. The products are those of Muon's iteration alone, "
-    "without norm and casts. A step of SOAP or Shampoo is the mean of ten, one of which decomposes. SOAP and its peer "
-    "take the same number of products of one size, which are nearly nine tenths of the peer's time.",
-    "orthogonal": "Muon's iteration for square matrices and with one side two, four and eight times as long, with four "
-    "spectra and conditions from 1 to a million, and for the gradients of a small transformer. The exact result is "
-    "from the singular value decomposition in float64. Each figure is the largest error over all of them. The rows "
-    "without a target have other restarts and dtypes than the library. The page on [GPUs](../gpu.md) says more.",
-    "many": "Many tensors in one optimizer, AdamW in float32. The time is that of all of "
+    "rules": "The tensor is far larger than the caches. *Of the limit's speed* is the time of the limit divided by the "
+    "time of the kernel. *Times as fast* is the time of torch's step divided by the time of the kernel. AdamW in "
+    "float16 takes three divisions and a root for 14 bytes, so one core computes for about as long as it waits for "
+    "memory.",
+    "reductions": "The matrix is far larger than the caches. The time of a step includes the work around the kernels. "
+    "The limit of a step has one kernel for each stage, and moves the same bytes. The steps of other libraries run on "
+    "tensors of the same size, with the same number of threads. A row names the fastest installed implementation. "
+    "Fused kernels, which use no Python, have rows of their own. The second pass over the gradient takes two divisions "
+    "and a root for 4 bytes in Adafactor, and a division and a root in CAME. So one core computes for longer than it "
+    "waits for memory.",
+    "matrices": "Weights are in float32, and products in bfloat16. The products are the matrix products of Muon's "
+    "iteration, without norm and casts. A time of SOAP or Shampoo is the mean of ten steps, and one of the ten "
+    "decomposes its matrices. SOAP and the other implementation take the same number of products of the same size. "
+    "These products are nearly nine tenths of the time of the other implementation.",
+    "orthogonal": "The measurement runs Muon's iteration on square matrices, on matrices with one side two, four and "
+    "eight times as long as the other, and on the gradients of a small transformer. The matrices have four kinds of "
+    "spectra and condition numbers from 1 to a million. The exact result comes from the singular value decomposition "
+    "in float64. Each figure is the largest error over all matrices. Rows without a target have other restarts and "
+    "dtypes than the library. The page on [GPUs](../gpu.md) explains the iteration.",
+    "many": "One optimizer, AdamW in float32, updates many tensors. The time is the whole time of "
     "`rulec.torch.AdamW(...).step()`. The step checks every parameter and gradient through functions that torch "
-    "exports, some fourteen calls for a tensor. These are most of the time beyond the kernel.",
-    "watch": "Steps with the set `norms`, eight statistics of every tensor, in turns with the same steps without "
-    "statistics. torch computes the same statistics after a step, from a copy of the parameters before it. The page on "
-    "[statistics](../watch.md) describes them.",
-    "offload": "The step on the host, for float32 weights and states in its memory. bfloat16 gradients and new "
-    "bfloat16 weights are in buffers of 64 MiB, which copies from and to a device use again and again; no step reads a "
-    "parameter. torchao steps torch's fused AdamW, one for each tensor. Its weights on the host have the dtype of the "
-    "model. So from and to 16 bits, the times of torchao and DeepSpeed include the conversion of gradients to float32 "
-    "and of new weights to bfloat16, and all do the same. With everything in bfloat16, torchao computes other numbers.",
-    "start": "Seconds in new processes.",
-    "memory": "Bytes for each parameter follow from the difference between a small and a large tensor. The memory of "
-    "training is counted tensor by tensor, or by XLA. The figures are the peak, in units of the weights. *Deferred* "
-    "keeps gradients until the step, *eager* uses each as it comes, and *epilogue* never forms them.",
-    "mesh": "These figures are calculated, for a Llama of 70 billion weights, without a GPU. The page on [several "
-    "GPUs](../several-gpus.md) has the same as a table.",
-    "states": "A network of 26,000 weights on the handwritten digits; the distance is the largest of three seeds, "
-    "relative to the distance that the weights moved. Steps are `rulec.torch.AdamW(...).step()` on one large tensor. "
-    "bfloat16 weights are compared with a master copy, and a transformer of characters with a change of 0.1 % of its "
-    "first weights. On a processor without AVX-512 the target for `dynamic8` is 0.3. The page on [small "
-    "states](../small_states.md) describes the formats and weights, and where the time goes.",
-    "es": "The page on [evolution strategies](../es.md) has the same as tables, and says what the words mean.",
-    "race": "The page on [races](../race.md) says what a batch is.",
-    "jax": "A step is `rulec.jax.step`; the step of optax is `update` and `apply_updates` in one jit. Both may reuse "
-    "the memory of their parameters and state. A first call is traced and compiled in a new process. Most of the time "
-    "for 1000 leaves is the call of a compiled program with 2000 arrays.",
-    "gpu": "The device measures times, by events, and the host where a row says so; the page on [GPUs](../gpu.md) says "
-    "how.",
+    "exports, with about fourteen calls for each tensor. These calls take most of the time outside the kernel.",
+    "watch": "Steps with the set `norms`, eight statistics of every tensor, alternate with the same steps without "
+    "statistics. For comparison, torch computes the same statistics after a step, from a copy of the parameters before "
+    "the step. The page on [statistics](../watch.md) describes the statistics.",
+    "offload": "The step runs on the host, with float32 weights and states in the host's memory. Buffers of 64 MiB "
+    "hold bfloat16 gradients and new bfloat16 weights, and the copies from and to a device use them again and again. "
+    "No step reads a parameter of the model. torchao runs torch's fused AdamW, once for each tensor. Its weights "
+    "on the host have the dtype of the model. So in the rows from and to 16 bits, the times of torchao and DeepSpeed "
+    "include the conversion of gradients to float32 and of new weights to bfloat16. There all contenders do the same "
+    "work. With everything in bfloat16, torchao computes other numbers.",
+    "start": "Each figure is a time in seconds, measured in new processes.",
+    "memory": "Bytes for each parameter follow from the difference between a small and a large tensor. The benchmark "
+    "counts the memory of training tensor by tensor, and XLA counts it for JAX. The figures are the peak of the "
+    "memory, divided by the size of the weights. *Deferred* keeps gradients until the step. *Eager* uses each "
+    "gradient as soon as it is computed, and *epilogue* never stores a whole gradient.",
+    "mesh": "The benchmark calculates these figures for a Llama of 70 billion weights, without a GPU. The page on "
+    "[several GPUs](../several-gpus.md) has the same figures as a table.",
+    "states": "A network of 26,000 weights learns the handwritten digits. The distance between the last weights of two "
+    "runs is divided by the distance that the weights moved, and the largest of three seeds counts. The runs with "
+    "bfloat16 weights are compared with a run with a master copy. For a transformer of characters, the target comes "
+    "from a run whose first weights differ by 0.1 %. The timed steps are `rulec.torch.AdamW(...).step()` on one large "
+    "tensor. On a processor without AVX-512 the target for the speed of `dynamic8` is 0.3. The page on [small "
+    "states](../small_states.md) describes the formats of states and weights, and which parts of a step take the time.",
+    "es": "The page on [evolution strategies](../es.md) has the same figures as tables, and explains their words.",
+    "race": "The page on [races](../race.md) explains a batch of runs.",
+    "jax": "A step of rulec is `rulec.jax.step`. A step of optax is `update` and `apply_updates` in one jit. Both may "
+    "reuse the memory of their parameters and state. A first call includes tracing and compilation, in a new process. "
+    "For 1000 leaves, the call of a compiled program with 2000 arrays takes most of the time.",
+    "gpu": "Events on the device measure the times; if a row says so, the host measures. The page on [GPUs](../gpu.md) "
+    "explains the method.",
 }
 
 
@@ -132,8 +139,8 @@ def _missed(results: Sequence[Result]) -> str:
             what = f"{_TITLE[result.name]}, {row.measure.partition(';')[0]}, {target(row)}"
             missed.setdefault(what, []).append(f"{_subject(row)}: {figure(row)}")
     lines = [f"- **{what}**: {'; '.join(rows)}" for what, rows in missed.items()]
-    head = ["# Missed targets", "", "Each target is one that the project set itself before measuring.", ""]
-    return "\n".join([*head, *(lines or ["Nothing: every target is met."]), ""])
+    head = ["# Missed targets", "", "The project set each target before it measured.", ""]
+    return "\n".join([*head, *(lines or ["Every target is met."]), ""])
 
 
 def _counts(result: Result) -> str:
@@ -146,7 +153,7 @@ def _chapter(result: Result) -> str:
     judged = [row for row in result.rows if row.met is not None]
     lines = [f"# {_TITLE[result.name]}", "", _TEXT[result.name], "", *_runs(result)]
     lines += [f"- {note}" for note in _notes(result.remarks)] + ([""] if result.remarks else [])
-    lines += [f"{sum(row.met is True for row in judged)} of {len(judged)} targets are met.", ""]
+    lines += [f"{sum(row.met is True for row in judged)} of {len(judged)} targets are met.", ""] if judged else []
     groups: dict[str, list[Row]] = {}
     for row in result.rows:
         groups.setdefault(row.measure.partition(";")[0], []).append(row)

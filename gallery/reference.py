@@ -14,26 +14,27 @@ ROOT = Path(__file__).resolve().parent.parent
 
 #: Page -> the module and the text below its title.
 MODULES = {
-    "rulec": ("rulec", "Rules: how they are read, written in Python, composed, and compiled."),
+    "rulec": ("rulec", "Functions and classes that read, write, compose and compile rules."),
     "torch": (
         "rulec.torch",
-        "Optimizers for PyTorch. There is a class for each rule beside what stands here: "
-        "[use it in PyTorch](../torch.md) lists them with their keywords.",
+        "Optimizers for PyTorch. The module also has a class for each rule, which this page leaves out: "
+        "[use it in PyTorch](../torch.md) explains these classes and their keywords.",
     ),
     "jax": (
         "rulec.jax",
-        "Transformations of optax, and steps. There is a function under each name of optax beside what stands here: "
-        "[coming from optax](../optax.md) lists them.",
+        "Transformations in the form of optax, and compiled steps. The module also has functions with the names of "
+        "optax, such as `adamw`, which this page leaves out: [coming from optax](../optax.md) lists them.",
     ),
-    "array": ("rulec.array", "Optimizers that update arrays in place: [use it on arrays](../arrays.md)."),
+    "array": ("rulec.array", "Optimizers that update NumPy arrays in place: [use it on arrays](../arrays.md)."),
     "mlx": (
         "rulec.mlx",
-        "Optimizers for MLX. There is a class for each rule beside what stands here: [use it in MLX](../mlx.md).",
+        "Optimizers for MLX. The module also has a class for each rule, which this page leaves out: "
+        "[use it in MLX](../mlx.md).",
     ),
-    "keras": ("rulec.keras", "Any rule for `model.compile`: [use it in Keras](../keras.md)."),
+    "keras": ("rulec.keras", "Optimizers for `model.compile` in Keras, from any rule: [use it in Keras](../keras.md)."),
     "testing": (
         "rulec.testing",
-        "The conformance suite, by which a backend proves itself: [write a backend](../write-a-backend.md).",
+        "The conformance suite, which tests a backend: [write a backend](../write-a-backend.md).",
     ),
 }
 

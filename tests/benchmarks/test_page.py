@@ -29,11 +29,13 @@ def test_the_pages_of_the_manual_are_made_of_the_recorded_results() -> None:
 def test_every_row_is_in_its_chapter_with_its_target_and_whether_it_is_met(tmp_path: Path) -> None:
     rows = [Row("fast", "speed", 1.2, 1.0), Row("slow", "speed; 3 ns", 0.5, 1.0), Row("told", "size", 3.0)]
     write(tmp_path, Result("many", rows, False, 2, ["a note"]))
+    write(tmp_path, Result("race", rows[2:], False, 2))
     pages = results_pages(tmp_path)
     assert "| fast | 1.20 | at least 1 | yes |" in pages["many"]
     assert "| slow; 3 ns | 0.50 | at least 1 | **no** |" in pages["many"]
     assert "| told | 3.00 |" in pages["many"]
     assert "1 of 2 targets are met." in pages["many"]
+    assert "targets are met" not in pages["race"]
     assert "- a note" in pages["many"]
     assert "2 threads" in pages["many"]
     assert "- **Many tensors, speed, at least 1**: slow; 3 ns: 0.50" in pages["missed"]
