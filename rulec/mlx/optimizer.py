@@ -254,7 +254,7 @@ class RuleOptimizer(Optimizer):
                 )
 
     def _marked(self, name: str, array: Any) -> Any:
-        """A state in bfloat16 as one that is rounded at random, where `state_dtype` says so."""
+        """The array; if `state_dtype` says so, a state in bfloat16 is marked as rounded at random."""
         return Unbiased(array) if name in self._unbiased and dtype_name(array) == "bfloat16" else array
 
     def _store(self, plan: StepPlan, values: Mapping[Key, Any], states: Mapping[int, dict[str, Any]]) -> None:

@@ -250,6 +250,16 @@ def of_stages() -> list[str]:
     return names
 
 
+@pytest.mark.parametrize("rule", ["novograd", "ldog"])
+def test_pointers_of_numbers_between_stages_are_declared(rule: str) -> None:
+    """Both rules write a number of a tensor after its last stage."""
+    functions = re.split(r"(?=^extern )", text_of(rule, "float64"), flags=re.MULTILINE)
+    used = [{*re.findall(r"at<double>\((\w+)\[", text)} for text in functions]
+    declared = [{*re.findall(r"const int64_t \*(?:const )?(\w+)", text)} for text in functions]
+    assert any("*at<double>(entry[" in text for text in functions)
+    assert [names - known for names, known in zip(used, declared, strict=True)] == [set()] * len(functions)
+
+
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(8))

@@ -45,8 +45,8 @@ def never_live(value: Any) -> bool:
 class GroupValues:
     """The values of all groups under some keywords, and the lists of their parameters.
 
-    `live` says of a value that it may change and yet mean the same: it is read where it is, by who needs it. If
-    there is none of these, None.
+    `live` says whether a value may change in its memory, as a tensor does: steps then read it there. It is None if no
+    value of the groups is of this kind.
     """
 
     def __init__(self, names: Sequence[str], groups: Groups, live: Callable[[Any], bool] | None = None) -> None:

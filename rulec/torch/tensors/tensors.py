@@ -1,7 +1,8 @@
 """PyTorch tensors as the runtime sees them: dense memory in any stride order, and guards that recognise seen tensors.
 
 Asking each of a thousand gradients for its dtype, size and order takes longer than a small kernel. torch's compiler has
-a function that asks them all in one call. If torch has it no more, or it says no, they are asked one by one.
+a function that asks them all in one call. If torch lacks the function, or the function finds a difference, the guards
+ask each tensor.
 """
 
 from __future__ import annotations
