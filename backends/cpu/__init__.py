@@ -19,7 +19,7 @@ from rulec.compiler.view import MatrixView
 from rulec.kernel.place import moving_lines
 from rulec.kernel.quantized import is_flat
 
-from .call import ElementwiseCall
+from .call import OneStageCall, StagedCall
 from .machine import ObjectCode, loaded
 from .print import kernel_source
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rulec.backend.capabilities import BinaryKernels, Noise, Values
 
     from ..common.noise import NoiseKernel
-    from .call import StagedCall
     from .ffi import FfiKernel
 
 
@@ -121,15 +120,14 @@ class CpuKernel:
 
     def bind(
         self, params: Sequence[Any], states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = ()
-    ) -> ElementwiseCall | StagedCall:
+    ) -> OneStageCall | StagedCall:
         """A call over these tensors. Their addresses are read now.
 
         Parameters and states are NumPy arrays or PyTorch tensors, contiguous, of the layout's dtypes. None may overlap
         another one, or an array of a call.
         """
-        if self.program.elementwise and not moving_lines(self.program, self.program.stages[0]):
-            return ElementwiseCall(self.machine, self.program, self.layout, params, states)
-        # Imported only here: most programs are elementwise, and a process should start fast.
-        from .call import StagedCall
-
-        return StagedCall(self.machine, self.program, self.layout, params, states, views, self.flat)
+        first, *others = self.program.stages
+        alone = first.roots and not others and not moving_lines(self.program, first)
+        return (OneStageCall if alone else StagedCall)(
+            self.machine, self.program, self.layout, params, states, views, self.flat
+        )

@@ -1,7 +1,6 @@
-"""Calls of cpu kernels bound to tensors: a fast one for a single elementwise stage, and one for all other kernels.
+"""Calls of cpu kernels bound to tensors: a fast one for a single stage of elements, and one for all other kernels.
 
-Most steps are of one elementwise stage. The other call is for several stages, or a stage with reductions, vectors or
-inputs.
+Most steps are of one stage. The other call is for several stages, or a stage with vectors or inputs.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from rulec.compiler.ir import Program
 from rulec.compiler.layout import Layout
 from rulec.compiler.view import MatrixView
 from rulec.kernel.multi_tensor.address import address_of, addresses_of, array_address, element_count
-from rulec.kernel.multi_tensor.call import PlannedCall, Work
+from rulec.kernel.multi_tensor.call import Finished, PlannedCall, Planner, Work
 from rulec.kernel.multi_tensor.chunks import flat_chunks
+from rulec.kernel.multi_tensor.slots import LineSlots, TensorSlots
 from rulec.kernel.quantized import coded_arrays, coded_lines
 
 from ..common import threads as cpu_threads
@@ -27,40 +27,51 @@ from ..common.threads import POLICY, Job
 from .machine import ObjectCode
 
 
-class ElementwiseCall:
-    """A kernel bound to the parameters and states of one bucket. One thread at a time may call it."""
+class OneStageCall:
+    """A kernel of one stage bound to the parameters and states of one bucket. One thread at a time may call it."""
 
     def __init__(
         self, machine: ObjectCode, program: Program, layout: Layout, params: Sequence[Any],
-        states: Sequence[dict[str, Any]],
+        states: Sequence[dict[str, Any]], views: Sequence[MatrixView] = (), flat: bool = False,
     ) -> None:  # fmt: skip
         self._machine = machine
-        self._written = Written(params, states)
         self._address = address_of(params)
-        lines = coded_lines(program, layout)
+        lines, sizes = coded_lines(program, layout), [element_count(p) for p in params]
+        self._slots: dict[str, TensorSlots | LineSlots] = {}
+        if program.elementwise:
+            self._chunks = flat_chunks(sizes, POLICY)
+        else:
+            plan = Planner("cpu", program, layout, sizes, views, POLICY, flat)
+            work, lines = plan.work(program.stages[0]), plan.lines
+            self._chunks, self._slots = work.chunks, work.slots
         self._pointers = np.zeros((len(lines), len(params)), np.int64)
         for name, arrays in coded_arrays(program, layout, params, states).items():
             self._pointers[lines.index(name)] = [*map(self._address, arrays)]
+        for name, slots in self._slots.items():
+            self._pointers[lines.index(name)] = [*map(array_address, slots.arrays())]
         self._gradients = self._pointers[lines.index("g")]
-        self._chunks = flat_chunks([element_count(p) for p in params], POLICY)
-        everything = tuple(range(len(params)))
-        self._spans = self._chunks.spans(everything)
+        self._written = Written(params, states, Finished(self._slots, None))
+        self._spans = self._chunks.spans(range(len(params)))
         self._tables = [array_address(t) for t in (self._spans, self._chunks.table, self._pointers)]
 
     def __call__(
         self, stage: int, moving: Sequence[Any], rows: Rows, scratch: Scratch | None = None, *,
         tensors: Sequence[int] | None = None, stream: Any = None,
     ) -> Written:  # fmt: skip
-        """Updates every tensor of the bucket, or `tensors` of it, in place; returns the bound params and states."""
-        spans, spans_at = self._spans, self._tables[0]
+        """Updates every tensor of the bucket, or `tensors` of it, in place; returns the bound params and states.
+
+        Reductions are memory of the kernel: they are valid until the tensor's next update.
+        """
         if tensors is None:
             self._gradients[:] = addresses_of(moving, self._address)
-        else:
-            self._gradients[list(tensors)] = addresses_of(moving, self._address)
-            spans = self._chunks.spans(tensors)
-            spans_at = array_address(spans)
-        self.launch(self._job(rows, len(spans), spans_at))
-        return self._written
+            self.launch(self._job(rows, len(self._spans), self._tables[0]))
+            return self._written
+        self._gradients[list(tensors)] = addresses_of(moving, self._address)
+        spans = self._chunks.spans(tensors)
+        self.launch(self._job(rows, len(spans), array_address(spans)))
+        if not self._slots:
+            return self._written
+        return self._written._replace(reduced=Finished(self._slots, tuple(tensors)))
 
     def launch(self, job: ctypes.Array[ctypes.c_int64]) -> None:
         """Runs the kernel on a job, to its end."""

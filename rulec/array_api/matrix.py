@@ -18,14 +18,14 @@ from rulec.array_api.newton_schulz import newton_schulz
 from rulec.array_api.ordering import argsort, sort, take, topk
 from rulec.array_api.selection import quantile
 from rulec.errors import TensorError
-from rulec.language.expr.counts import is_count
+from rulec.language.expr.counts import MAX_ELEMENTS, is_count
 from rulec.language.expr.node import Op
 from rulec.language.expr.static import BLOCKWISE
 
 
 def leading(rank: Any, x: Any) -> int:
-    """The number of singular vectors to compute; TensorError where the matrices `x` have fewer."""
-    most = min(x.shape[-2:])
+    """The number of singular vectors to compute; TensorError where the matrices `x`, with elements, have fewer."""
+    most = min(x.shape[-2:]) or MAX_ELEMENTS
     if not is_count(rank, 1, most):
         raise TensorError(f"a matrix of {_sides(x)} has no {float(rank):g} singular vectors: choose from 1 to {most}")
     return int(rank)
@@ -206,8 +206,10 @@ class MatrixFunctions:
         return self.signed(self.of.eigh(x)[1])
 
     def singular_vectors(self, x: Any, rank: Any) -> Any:
-        """The first left singular vectors."""
+        """The first left singular vectors; zeros for matrices without elements, as many as asked for."""
         count = leading(self.of.known(rank, "the rank of singular_vectors"), x)
+        if not min(x.shape[-2:]):
+            return self.of.xp.zeros((*x.shape[:-1], count), dtype=x.dtype)
         return self.signed(self.left_vectors(x, count))
 
     def left_vectors(self, x: Any, count: int) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from rulec.errors import InternalError
 from rulec.language.expr.counts import Count
@@ -252,6 +253,11 @@ class Program:
         """The statistics that a step measures, as buffers without memory."""
         return tuple(b for b in self.buffers if b.role == "statistic")
 
+    @cached_property
+    def finished(self) -> frozenset[str]:
+        """The buffers that are stored after the last stage."""
+        return frozenset(s.buffer for s in self.finish)
+
     @property
     def measured(self) -> frozenset[str]:
         """The reductions that statistics alone read, by name."""
@@ -295,8 +301,11 @@ class Program:
 
     def result(self, result_name: str) -> Result:
         """The vector or reduction of this name."""
-        reduces = (r for s in self.stages for r in s.reduces)
-        return next(r for r in (*self.vectors, *reduces) if r.name == result_name)
+        return self._results[result_name]
+
+    @cached_property
+    def _results(self) -> Mapping[str, Result]:
+        return {r.name: r for r in (*self.vectors, *(r for s in self.stages for r in s.reduces))}
 
     @property
     def elementwise(self) -> bool:

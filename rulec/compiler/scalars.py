@@ -143,6 +143,8 @@ class ScalarTable:
         self.columns = [c.value for c in scalars.columns]
         self.stores = scalars.stores
         self.order = list(walk([*self.columns, *(s.value for s in scalars.stores)]))
+        self._constants = _constants(self.order)
+        self._others = [part for part in self.order if part not in self._constants]
         self.hyper = {str(n.arg) for n in self.order if n.op in (Op.HYPER, Op.MODEL_HYPER)}
         self.facts = {str(n.arg) for n in self.order if n.op is Op.FACT}
         self.loads = {str(n.arg) for n in self.order if n.op is Op.LOAD}
@@ -161,22 +163,28 @@ class ScalarTable:
         Every input broadcasts to `shape`. `levels` are the step counts of groups and of the model, for states kept
         per those; by default `t`.
         """
-        values: dict[Node, Any] = {}
-        with np.errstate(all="ignore"):
-            for part in self.order:
-                values[part] = self._value(part, values, hyper, t, facts, states, levels or {})
+        values = self.values(hyper, t, facts, states, levels or {})
         table = np.empty((*shape, len(self.columns)))
         for index, value in enumerate(self.columns):
             table[..., index] = values[value]
         return table, {s.buffer: values[s.value] for s in self.stores}
+
+    def values(
+        self, hyper: Mapping[str, Any], t: Any, facts: Mapping[str, Any], states: Mapping[str, Any],
+        levels: Mapping[str, Any],
+    ) -> dict[Node, Any]:  # fmt: skip
+        """Every value of the program, operands first."""
+        values = {**self._constants}
+        with np.errstate(all="ignore"):
+            for part in self._others:
+                values[part] = self._value(part, values, hyper, t, facts, states, levels)
+        return values
 
     @staticmethod
     def _value(
         part: Node, values: Mapping[Node, Any], hyper: Mapping[str, Any], t: Any, facts: Mapping[str, Any],
         states: Mapping[str, Any], levels: Mapping[str, Any],
     ) -> Any:  # fmt: skip
-        if part.op is Op.CONST:
-            return np.float64(part.arg)  # type: ignore[arg-type]
         if part.op in (Op.HYPER, Op.MODEL_HYPER):
             return hyper[str(part.arg)]
         if part.op is Op.STEP:
@@ -188,11 +196,18 @@ class ScalarTable:
         return NUMPY[part.op](*(values[a] for a in part.args))
 
 
+def _constants(parts: Sequence[Node]) -> dict[Node, Any]:
+    """The parts made of constants alone, with their values; operands come before what reads them."""
+    known: dict[Node, Any] = {}
+    with np.errstate(all="ignore"):
+        for part in parts:
+            if part.op is Op.CONST:
+                known[part] = np.float64(part.arg)  # type: ignore[arg-type]
+            elif part.args and known.keys() >= {*part.args}:
+                known[part] = NUMPY[part.op](*(known[a] for a in part.args))
+    return known
+
+
 def evaluate_once(value: Node, hyper: Mapping[str, Any], facts: Mapping[str, Any], loads: Mapping[str, Any]) -> Any:
     """One expression of hyper-parameters, shape facts and buffers, in float64."""
-    table = ScalarTable(ScalarProgram(columns=(Column("value", value),)))
-    values: dict[Node, Any] = {}
-    with np.errstate(all="ignore"):
-        for part in table.order:
-            values[part] = table._value(part, values, hyper, 0, facts, loads, {})
-    return values[value]
+    return ScalarTable.of([value]).values(hyper, 0, facts, loads, {})[value]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rulec.compiler.axes import AxisInference, in_batch
+from rulec.compiler.factors import with_factors_outside
 from rulec.compiler.ir import PARTS, Axes, Buffer, Column, Program, Result, Stage, Store, axes_of_letters, axes_of_level
 from rulec.compiler.names import value_name
 from rulec.language.expr.node import Kind, Node, Op, node, walk
@@ -35,6 +36,9 @@ def joins(program: Program, inference: AxisInference) -> list[Node]:
 
 def split_stages(program: Program) -> Program:
     """The program as stages. Each ends in reductions and stores for the values after it."""
+    if program.watch:
+        inference = AxisInference(program)
+        program = with_factors_outside(program, inference, _Levels(program, inference).of)
     return _Splitter(program).split()
 
 
@@ -111,13 +115,13 @@ class _Levels:
         differs = differs_by_shape(program.rule)
         above = 0
         for join in self.joins if differs else ():
-            above = self.known[join] = max(above, self._of(join))
+            above = self.known[join] = max(above, self.of(join))
         for root in _roots(program):
-            self._of(root)
+            self.of(root)
         if not differs:
             self.joins.sort(key=self.known.__getitem__)
 
-    def _of(self, value: Node) -> int:
+    def of(self, value: Node) -> int:
         """The level of a value. A line reads lines above alone, so its joins have theirs."""
         for part in walk([value], self.known):
             self.known[part] = max((self._after(a, part) for a in part.args), default=0)

@@ -187,7 +187,9 @@ def without_rounding(program: Program) -> Program:
         replace(stage, reduces=tuple(replace(r, value=rewrite([r.value], unrounded, known)[0]) for r in stage.reduces))
         for stage in program.stages
     ]
-    return replace(program, stages=tuple(stages))
+    # Nothing reads the factor any more; a constant costs nothing in a step.
+    columns = [replace(c, value=const(1)) if c.value is _SPLITTING else c for c in program.scalars.columns]
+    return replace(program, stages=tuple(stages), scalars=replace(program.scalars, columns=tuple(columns)))
 
 
 def number_in_memory(value: Node) -> Node | None:

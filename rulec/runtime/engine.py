@@ -273,7 +273,7 @@ class Engine:
         if inputs:
             self._launcher.check_inputs(inputs, len(ids))
         if self.statistics.due:
-            parts = [part.measured(self.statistics.of(part)) for part in parts]
+            parts = self.statistics.parts(parts)
         launches, alike = self._launcher.launches, self._launcher.are_alike(parts)
         ready = [
             launch
@@ -281,7 +281,8 @@ class Engine:
             for launch in launches(part, grads if part.pick is None else part.pick(grads), inputs or {}, scaling, alike)
         ]
         if self.statistics.due:
-            self.statistics.take(ready)
+            for launch in ready:  # written out: a step counts its calls
+                self.statistics.launches += [launch.statistics]
         return ready
 
     def ready_each(
@@ -298,7 +299,7 @@ class Engine:
             self.prepare([i for i, _ in each], [self.arrays.dtype(grad) for _, grad in each], hyper)
         cut = [(self._parts(ids, grads), grads) for ids, grads in sets]
         if self.statistics.due:
-            cut = [([part.measured(self.statistics.of(part)) for part in parts], grads) for parts, grads in cut]
+            cut = [(self.statistics.parts(parts), grads) for parts, grads in cut]
         launches, alike = self._launcher.launches, self._launcher.are_alike([p for parts, _ in cut for p in parts])
         ready = [
             [
@@ -311,7 +312,7 @@ class Engine:
             for parts, grads in cut
         ]
         if self.statistics.due:
-            self.statistics.take([launch for each in ready for launch in each])
+            self.statistics.launches += [launch.statistics for each in ready for launch in each]
         return ready
 
     def _parts(self, ids: tuple[int, ...], grads: Sequence[Any]) -> list[Part]:

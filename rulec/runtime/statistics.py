@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from rulec.language.rule import Rule
 from rulec.language.rule_data import Statistic
 from rulec.language.statistics import MODEL, PREFIX, Watch, Watched, check_text, is_joint, joint_place, watched
 from rulec.runtime.buckets.bucket import Tensor
-from rulec.runtime.buckets.launch import Launch, LaunchStatistics, Part
+from rulec.runtime.buckets.launch import LaunchStatistics, Part
 from rulec.runtime.buckets.plan import Plan
 from rulec.runtime.buckets.reductions import Join, joined
 
@@ -35,23 +35,25 @@ class Statistics:
         self._watched = by_rule(rules, watch) if watch else {}
         #: The names of all statistics, in the order in which they were asked for.
         self.names = [*dict.fromkeys(name for each in self._watched.values() for name, _ in each)]
-        self._launches: list[list[LaunchStatistics]] = []
-        self._before = self._launches
+        #: The statistics of the last measured step, by launch and portion.
+        self.launches: list[list[LaunchStatistics]] = []
+        self._before = self.launches
         #: The statistics that are of several tensors.
         self._joint = [*dict.fromkeys(name for each in self._watched.values() for name, s in each if is_joint(s))]
 
-    def of(self, part: Part) -> Watched:
-        """The statistics of the tensors of a part; TensorError for one of rows or columns of sharded tensors."""
-        watched = self._watched[id(part.bucket.program.rule)]
-        if part.bucket.parted and watched:
-            for buffer in part.bucket.measured(watched).program.statistics:
-                if not buffer.axes.number:
-                    name, tensor = buffer.name.removeprefix(PREFIX), part.tensors[0].name
-                    raise TensorError(
-                        f"the statistic {name} has a number for each row, column or matrix, and {tensor} is sharded: "
-                        f"ask for one number of the tensor, as in max({name})"
-                    )
-        return watched
+    def parts(self, parts: Sequence[Part]) -> list[Part]:
+        """The parts under programs with their statistics.
+
+        TensorError for a statistic of rows or columns of sharded tensors.
+        """
+        done = []
+        for part in parts:
+            measured = part.measuring
+            if measured is None or measured.bucket is not part.bucket.measuring:
+                measured = part.measured(self._watched[id(part.bucket.program.rule)])
+                _check_whole(measured)
+            done += [measured]
+        return done
 
     def check_apart(self, what: str) -> None:
         """RulecError where a statistic is of several tensors, and `what`, a way to step, has one after the other."""
@@ -65,27 +67,29 @@ class Statistics:
         """Begins a step, which measures the statistics where they are `due`; values of earlier ones are gone then."""
         self.due = due
         if due:
-            self._before, self._launches = self._launches, []
+            self._before, self.launches = self.launches, []
 
     def take_back(self) -> None:
         """Ends a step that failed: the values of the last measured step are there again."""
         if self.due:
-            self._launches = self._before
-
-    def take(self, launches: Sequence[Launch]) -> None:
-        """Takes the launches of a step, for their statistics after the run."""
-        self._launches += [launch.statistics for launch in launches]
-
-    @property
-    def launches(self) -> list[list[LaunchStatistics]]:
-        """The statistics of the last measured step, by launch and portion."""
-        return self._launches
+            self.launches = self._before
 
     def of_step(
         self, step: int, places: Sequence[str], wrap: Callable[[Any], Any], numbers_of: Callable[[Any], Any]
     ) -> StepStatistics:  # fmt: skip
         """The values of the last step that measured them, for one engine: see `StepStatistics`."""
         return StepStatistics(step, measured_together([(self, int)]), self.names, places, wrap, numbers_of)
+
+
+def _check_whole(part: Part) -> None:
+    """TensorError where a statistic has several numbers for each of a part's tensors, and these are sharded."""
+    vectors = [b.name for b in part.bucket.program.statistics if not b.axes.number] if part.bucket.parted else []
+    if vectors:
+        name, tensor = vectors[0].removeprefix(PREFIX), part.tensors[0].name
+        raise TensorError(
+            f"the statistic {name} has a number for each row, column or matrix, and {tensor} is sharded: "
+            f"ask for one number of the tensor, as in max({name})"
+        )
 
 
 def measured_together(parts: Sequence[tuple[Statistics, Callable[[int], int]]]) -> list[StatisticValues]:
@@ -299,7 +303,9 @@ class WatchSchedule:
     every: int
     steps: int = 0
     #: The number of the last step that measured, from 1; 0 before there is one.
-    last: int = field(default=0)
+    last: int = 0
+    #: Whether the next step measures.
+    due: bool = True
 
     @classmethod
     def of(cls, title: str, watch: Any, every: Any) -> WatchSchedule | None:
@@ -309,24 +315,24 @@ class WatchSchedule:
             raise HyperError(f"watch_every of {title} is a whole number of steps from 1, not {every!r}")
         return cls(every) if watch else None
 
-    @property
-    def due(self) -> bool:
-        """Whether the next step measures."""
-        return self.steps % self.every == 0
-
     def restart(self) -> None:
         """Begins anew: the next step is the first."""
-        self.steps = self.last = 0
+        self.steps, self.last, self.due = 0, 0, True
+
+    def follow(self, other: WatchSchedule) -> None:
+        """Measures in the steps in which another schedule does."""
+        self.steps, self.due = other.steps, other.due
 
     def advance(self) -> None:
         """Counts a step that was taken."""
         self.steps += 1
-        if (self.steps - 1) % self.every == 0:
+        if self.due:
             self.last = self.steps
+        self.due = self.steps % self.every == 0
 
-    def __getstate__(self) -> dict[str, int]:
+    def __getstate__(self) -> dict[str, Any]:
         # A copy goes on counting, and has no statistics before it measures some.
-        return {"every": self.every, "steps": self.steps, "last": 0}
+        return {**self.__dict__, "last": 0}
 
 
 class StepStatistics(Mapping[str, Mapping[str, Any]]):

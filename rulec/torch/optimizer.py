@@ -237,7 +237,7 @@ class RuleOptimizer(Optimizer, Lockable):
         """Measures statistics in the steps in which another optimizer does."""
         mine, theirs = self._options.schedule, other._options.schedule
         if mine is not None and theirs is not None:
-            mine.steps = theirs.steps
+            mine.follow(theirs)
 
     @synchronized
     def statistics(self) -> StepStatistics:

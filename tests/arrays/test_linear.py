@@ -68,6 +68,8 @@ CALLS: Mapping[str, tuple[Op, tuple[Any, ...], dict[str, Any]]] = {
     "quantile of a long axis": (Op.QUANTILE, (LONG, 0.37), {"per": "row"}),
     "quantile of each long axis": (Op.QUANTILE, (LONG, np.array([0.9, 0.5]).reshape(2, 1, 1)), {"per": "row"}),
     "quantile of nothing": (Op.QUANTILE, (X[:, :0], 0.5), {"per": "col"}),
+    "singular vectors of no columns": (Op.SINGULAR_VECTORS, (X[:, :, :0], 1), {}),
+    "singular vectors of no rows": (Op.SINGULAR_VECTORS, (X[:, :0], 2), {}),
     "upper": (Op.TRIU, (B,), {}), "lower": (Op.TRIL, (X,), {}),
     "rows": (Op.SLICE, (X, 1.0, 3.0), {"axis": "rows"}), "cols": (Op.SLICE, (X, 1.0, np.inf), {"axis": "cols"}),
     "beside": (Op.CONCAT, (X, B), {"axis": 1}), "below one for all": (Op.CONCAT, (X, X[:1, :2]), {"axis": 0}),

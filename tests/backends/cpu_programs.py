@@ -18,7 +18,7 @@ from rulec.compiler.layout import Layout, kernel_buffers, layout_for
 from rulec.language.expr.arithmetic import NUMPY
 from rulec.language.expr.node import Node, Op, is_boolean, walk
 from rulec_backends.cpu import CpuBackend, CpuKernel
-from rulec_backends.cpu.call import ElementwiseCall
+from rulec_backends.cpu.call import OneStageCall
 from tests.backends.cpu_functions import Array, elementary
 
 #: The words that are no single IEEE operation; test_cpu_math.py says how exact they are.
@@ -56,9 +56,9 @@ class Bucket:
     states: list[dict[str, Array]]
     rows: Rows
 
-    def call(self) -> ElementwiseCall:
+    def call(self) -> OneStageCall:
         call = kernel_of(self.program, self.layout).bind(self.params, self.states)
-        assert isinstance(call, ElementwiseCall)
+        assert isinstance(call, OneStageCall)
         return call
 
     def buffers(self, tensor: int) -> dict[str, Array]:

@@ -7,7 +7,7 @@ import gc
 import pickle
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -318,18 +318,31 @@ def test_states_in_codes_and_complex_parameters_are_measured() -> None:
         torch.testing.assert_close(grad.float(), each.grad.norm(), rtol=1e-5, atol=0)
 
 
-def test_steps_whose_statistics_nobody_reads_take_few_calls_more() -> None:
+#: Statistics that nobody reads, with the schedules of them.
+UNREAD: Sequence[dict[str, Any]] = (
+    {"watch": "norms"}, {"watch": {"agree": "mean(where(update*g > 0, 1, 0))", "size": "rms(update)/numel"}},
+    {"watch": "norms", "watch_every": 1000},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes"),
+    [
+        ("AdamW", [(50,)] * 60), ("LAMB", [(8, 6), (6,)] * 20), ("LARS", [(8, 6), (6,)] * 20), ("Prodigy", [(50,)] * 9),
+        ("Muon", [(8, 6)] * 9), ("Adafactor", [(8, 6)] * 9), ("ScheduleFreeAdamW", [(50,)] * 9),
+    ],
+)  # fmt: skip
+def test_steps_whose_statistics_nobody_reads_take_few_calls_more(kind: str, shapes: list[tuple[int, ...]]) -> None:
     counts = []
-    agree = {"agree": "mean(where(m*g > 0, 1, 0))", "size": "rms(update)/cols"}
-    for keywords in ({}, {"watch": "norms"}, {"watch": agree}, {"watch": "norms", "watch_every": 1000}):
-        params = [torch.randn(50).requires_grad_() for _ in range(60)]
+    for keywords in ({}, *UNREAD):
+        params = [torch.randn(shape).requires_grad_() for shape in shapes]
         for param in params:
-            param.grad = torch.randn(50)
-        optimizer = rulec.torch.AdamW(params, **keywords)  # type: ignore[arg-type]
+            param.grad = torch.randn_like(param)
+        optimizer = getattr(rulec.torch, kind)(params, **keywords)
         for _ in range(6):
             optimizer.step()
         counts.append(calls_of(optimizer.step))
-    assert max(counts[1:]) <= counts[0] + 5
+    assert max(counts[1:]) <= counts[0] + 5, counts
 
 
 def test_a_step_keeps_no_gradient_for_its_statistics() -> None:

@@ -285,8 +285,7 @@ class Bucket:
 
     def is_on_device_only(self, state: str) -> bool:
         """Whether a scalar state is kept on the device, because it follows from reductions of kernels there."""
-        late = any(s.buffer == state for s in self.program.finish)
-        return self.resident or (late and self.capabilities.on_device)
+        return self.resident or (self.capabilities.on_device and state in self.program.finished)
 
     def under(self, program: Program) -> Bucket:
         """The same tensors and states under another program; its `t` in the next step is the step count so far."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+from collections import ChainMap
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -128,6 +129,7 @@ class Part:
 
     `positions` are their indices in the bucket, None for all of it in order. `pick` selects their gradients from the
     gradients of the whole step; None for all of them. `check` checks gradients and makes them readable for kernels.
+    `measuring` is the same part under a program with statistics, once there is one.
     """
 
     bucket: Bucket
@@ -136,16 +138,16 @@ class Part:
     pick: Callable[[Sequence[Any]], Sequence[Any]] | None
     check: Callable[[Sequence[Any]], Sequence[Any]]
     _portions: dict[Any, list[Portion]] = field(default_factory=dict, repr=False)
-    _measured: Part | None = field(default=None, repr=False)
+    measuring: Part | None = field(default=None, repr=False)
 
     def measured(self, watch: Watched) -> Part:
         """The same tensors, in a bucket under a program with these statistics; itself where there are none."""
         if not watch:
             return self
         bucket = self.bucket.measured(watch)
-        if self._measured is None or self._measured.bucket is not bucket:
-            self._measured = replace(self, bucket=bucket, _portions={}, _measured=None)
-        return self._measured
+        if self.measuring is None or self.measuring.bucket is not bucket:
+            self.measuring = replace(self, bucket=bucket, _portions={}, measuring=None)
+        return self.measuring
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -247,9 +249,10 @@ class LaunchStatistics:
 
     A value is a number for all tensors, an array with one for each, or a sequence of arrays, one for each tensor, as
     the `library` of its device has them. `skip_mask` is true for a tensor that skipped the step; None where none did.
-    `left` has the operands of statistics that nobody asked for so far, and `reduced` the reductions of the stages. The
-    reductions of a shard are local, except the step's own. `owner` has the ranks of the engine. A step of one kernel
-    call leaves no operands: `table` gives the scalar table of the last such step, and `index` has each tensor's row.
+    `left` has the operands of statistics that nobody asked for so far, and `stages` the reductions of each stage. The
+    reductions of a shard are local, except the step's own, which come first. `owner` has the ranks of the engine. A
+    step of one kernel call leaves no operands: `table` gives the scalar table of the last such step, and `index` has
+    each tensor's row.
     """
 
     version: Version
@@ -259,9 +262,14 @@ class LaunchStatistics:
     values: Mapping[str, Any]
     skip_mask: Any = None
     left: Mapping[Node, Any] = field(default_factory=dict)
-    reduced: Mapping[str, Any] = field(default_factory=dict)
+    stages: Sequence[Mapping[str, Any]] = ()
     index: Places | None = None
     table: Callable[[], Numbers] | None = None
+
+    @cached_property
+    def reduced(self) -> Mapping[str, Any]:
+        """The reductions of all stages, by name."""
+        return ChainMap(*self.stages)  # type: ignore[arg-type]
 
     def all_values(self) -> Generator[Join, Any, dict[str, Any]]:
         """All statistics, by name; the last of them are computed now. Yields where they are of several launches."""
@@ -361,11 +369,14 @@ class Launch:
         """Leaves the reductions of a step of one kernel call for its statistics."""
         part, table = self.part, self.rows.table
         index = self.rows.index if part.positions is None else self.rows.index[part.fired]
+        tensors = (
+            part.bucket.tensors if part.positions is None else part.tensors
+        )  # written out: a step counts its calls
         known = LaunchStatistics(
-            self.version, part.tensors, part.bucket.library, self.common.processes, {}, reduced=reduced, index=index,
+            self.version, tensors, part.bucket.library, self.common.processes, {}, stages=[reduced], index=index,
             table=lambda: table,
         )  # fmt: skip
-        self.statistics.append(known)
+        self.statistics += [known]
 
     def kernel(
         self, stage: int, rows: Rows, fired: Sequence[int] | None, grads: Sequence[Any], scratch: Any

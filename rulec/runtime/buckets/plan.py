@@ -15,6 +15,7 @@ from rulec.compiler.axes import AxisInference, over_repeated
 from rulec.compiler.ir import Axes, Program, Stage, Store
 from rulec.language.expr.node import Kind, Node, Op, walk
 from rulec.language.expr.static import ALONG, ORDERS
+from rulec.language.statistics import PREFIX
 from rulec.runtime.buckets.flat import axes_in_flat
 from rulec.runtime.buckets.rounds import in_rounds, rounds
 from rulec.runtime.distributed.owner_plan import OwnerPlan, OwnerTask
@@ -83,8 +84,13 @@ class Plan:
         self.gaps = self._delegated() if halved else self._followed()
         #: The states that get their new values in a gap, and not at the end of the step.
         self.stored_early = frozenset(name for g in self.gaps if g.projection for name in g.projection.stored)
+        #: For each stage, the reductions that the step itself takes.
+        self.taken = tuple(tuple(r for r in s.reduces if r.name not in self.unread) for s in program.stages)
+        #: The statistics that the step itself computes: the name of each by its buffer.
+        names = {b.name for b in program.statistics}
+        self.measured = {s.buffer: s.buffer.removeprefix(PREFIX) for s in self.finish if s.buffer in names}
         #: Whether the last stage, or a gap after it, may wait for other ranks.
-        self.ends_later = any(r.name not in self.unread for r in program.stages[-1].reduces) or any(
+        self.ends_later = bool(self.taken[-1]) or any(
             n.op.kind is Kind.REDUCE or n.op.kind is Kind.MATRIX for n in self.gaps[-1].values
         )
         #: The reductions over several tensors of the step itself, in its order.
@@ -93,9 +99,7 @@ class Plan:
         #: Whether `newton_schulz` is computed, whose stacks have a size of their own.
         self.orthogonalizes = any(value.op is Op.NEWTON_SCHULZ for value in done)
         #: Whether the step itself reduces anything.
-        self.reduces = any(r.name not in self.unread for stage in program.stages for r in stage.reduces) or any(
-            n.op.kind is Kind.REDUCE for n in done
-        )
+        self.reduces = any(self.taken) or any(n.op.kind is Kind.REDUCE for n in done)
         #: Whether late columns are of groups and the model: then tensors that share a row still do.
         self.late_alike = all(set(self.axes[c.value].letters) <= {"k"} for c in program.late)
         self._note_memory(program)

@@ -6,7 +6,6 @@ skipped tensors: every write reads the skip mask. In main memory the last stage 
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -41,7 +40,7 @@ class StagedRun:
         self.launch, self.plan, self.program = launch, launch.version.plan, launch.version.program
         self.bucket = launch.part.bucket
         self.on_device = self.bucket.capabilities.on_device
-        #: The reductions of the stages of a portion, where statistics wait for some of them.
+        #: The reductions of each stage of a portion.
         self._reduced: list[Mapping[str, Any]] = []
 
     def run(self) -> Joining:
@@ -64,7 +63,7 @@ class StagedRun:
         launch, plan, stages = self.launch, self.plan, self.program.stages
         values = (DeviceArguments if self.on_device else KernelArguments)(launch, portion)
         kind = GapEvaluator if plan.owner_plan is None else OwnerEvaluator
-        between = kind(plan, values, narrow=launch.version.narrow)
+        between, self._reduced = kind(plan, values, narrow=launch.version.narrow), []
         yield from between.begin()
         last = len(stages) - 1
         for index, stage in enumerate(stages):
@@ -72,7 +71,10 @@ class StagedRun:
             self._give(stage, values, between)
             if index < last:
                 launch.wrote = launch.wrote or any(s.buffer not in plan.scratch for s in stage.stores)
-                yield from self._take(between, self._kernel(index, values), stage)
+                reduced = self._kernel(index, values)
+                self._reduced += [reduced]  # written out: a step counts its calls
+                if plan.taken[index]:
+                    yield from between.take(reduced, plan.taken[index])
         skip_mask = self._skip_mask(values, between)
         narrow = self._narrow(between, before=True)
         for value in plan.held:
@@ -82,8 +84,9 @@ class StagedRun:
         if launch.version.waits:
             yield Writing()
         reduced = self._last(values, skip_mask)
-        if reduced:
-            yield from self._take(between, reduced, stages[-1])
+        self._reduced += [reduced]
+        if reduced and plan.taken[last]:
+            yield from between.take(reduced, plan.taken[last])
         yield from between.work_out(plan.gaps[-1])
         narrow += self._narrow(between, before=False)
         if self.program.watch:
@@ -166,29 +169,23 @@ class StagedRun:
             return [between.library.at(value, i) for i in range(between.count)]
         return value
 
-    def _take(self, between: GapEvaluator, reduced: Mapping[str, Any], stage: Stage) -> Joining:
-        """Takes the reductions of a stage, except for those of statistics to be asked for."""
-        unread = self.plan.unread
-        if unread:
-            self._reduced.append(reduced)
-        yield from between.take(reduced, [r for r in stage.reduces if r.name not in unread])
-
     def _measured(
-        self, values: KernelArguments, between: GapEvaluator, skip_mask: Any, narrow: Sequence[tuple[str, Any]]
+        self, values: KernelArguments, between: GapEvaluator, skip_mask: Any, narrow: list[tuple[str, Any]]
     ) -> list[tuple[str, Any]]:  # fmt: skip
         """Keeps the statistics, and the operands of those to be asked for, and returns the other values."""
-        names = {b.name for b in self.program.statistics}
-        measured = {name.removeprefix(PREFIX): value for name, value in narrow if name in names}
-        left = {v: between.values[v] if v in between.values else values.column(v.arg) for v in self.plan.left}  # type: ignore[arg-type]
-        version, tensors = self.launch.version, values.portion.tensors
-        reduced = {**between.reduced} if self.plan.later else {}
+        names, measured = self.plan.measured, {}
+        if names:
+            measured = {names[buffer]: value for buffer, value in narrow if buffer in names}
+            narrow = [(buffer, value) for buffer, value in narrow if buffer not in names]
+        left = {}
+        for v in self.plan.left:  # written out: a step counts its calls
+            left[v] = between.values[v] if v in between.values else values.column(v.arg)  # type: ignore[arg-type]
         known = LaunchStatistics(
-            version, tensors, self.bucket.library, self.launch.common.processes, measured, skip_mask, left,
-            ChainMap(reduced, *self._reduced),  # type: ignore[arg-type]
+            self.launch.version, values.portion.tensors, self.bucket.library, self.launch.common.processes,
+            measured, skip_mask, left, [between.reduced, *self._reduced],
         )  # fmt: skip
-        self.launch.statistics.append(known)
-        self._reduced = []
-        return [(name, value) for name, value in narrow if name not in names]
+        self.launch.statistics += [known]
+        return narrow
 
     def _copied(self, value: Any) -> Any:
         copy, split = self.bucket.library.copy, self.bucket.library.split

@@ -205,7 +205,7 @@ class StatisticsReducer:
             self._on_their_way.append(message)
             for number, row in enumerate(layout.rows):
                 whole[row.portion].add(message, number, row)
-        left = iter(replace(known, reduced=each) for known, each in zip(portions, whole, strict=True))
+        left = iter(replace(known, stages=[each]) for known, each in zip(portions, whole, strict=True))
         for launch in launches:
             launch[:] = [next(left) for _ in launch]
 

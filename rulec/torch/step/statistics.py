@@ -30,17 +30,20 @@ class StepMeasurements:
         self._shard_ranks = {} if self._reducer is None else _shard_ranks(routes, tensor_refs)
         #: The statistics from before the engines were built, until some are measured.
         self._earlier: StepStatistics | None = None
+        #: Whether the present step measures.
+        self._due = False
 
     @property
     def is_next_apart(self) -> bool:
         """Whether this step measures, and the next one does not: their launches differ."""
-        return self._schedule is not None and self._schedule.due and self._schedule.every > 1
+        return self._schedule is not None and self._schedule.every > 1 and self._schedule.due
 
     def begin(self) -> None:
         """Begins a step, which measures statistics in its turn."""
         if self._schedule is not None:
+            self._due = self._schedule.due
             for engine in self._engines:
-                engine.statistics.begin(self._schedule.due)
+                engine.statistics.begin(self._due)
 
     def begin_apart(self) -> None:
         """Begins a step of some parameters after others; HyperError where statistics see several of them."""
@@ -62,7 +65,7 @@ class StepMeasurements:
         if schedule is None:
             return
         if taken:
-            self._earlier = None if schedule.due else self._earlier
+            self._earlier = None if self._due else self._earlier
             schedule.advance()
             return
         for engine in self._engines:
