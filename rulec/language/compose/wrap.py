@@ -300,7 +300,7 @@ def variant(
     assigned = [line.target for line in assignments(rule.step)]
     known = {*BASE_NAMES, *rule.hyper, *rule.state, *rule.inputs, *assigned, *more}
     values = {target: _parsed(text, known) for target, text in lines.items()}
-    starts = {name: _parsed(str(text), known) for name, text in start.items()}
+    starts = {key: _parsed(str(text), known) for key, text in start.items()}
     for target in values.keys() - {*assigned, "p"}:
         raise RuleError(f"{rule.name} has no line that assigns {target}")
     read = names_in([*values.values(), *starts.values()])
