@@ -41,8 +41,14 @@ BACKENDS = ("triton", "cupy")
 #: The dtypes that arithmetic is done in.
 _COMPUTED = ("float32", "float64")
 
-#: Seconds for one rule in all dtypes.
-PER_RULE = 80.0
+#: Seconds for one rule in all dtypes, and for a slow one in one dtype.
+PER_RULE, PER_DTYPE = 80.0, 150.0
+
+#: Rules whose kernels take minutes to compile: their dtypes are parts of their own.
+SLOW = ("ranger21",)
+
+#: Rules whose steps are checked with statistics: of one stage, of several, and of rows and columns.
+MEASURED = ("adamw", "lamb", "adafactor")
 
 
 class Measure(Judge):
@@ -91,10 +97,13 @@ def parts(backends: Sequence[str], only: Sequence[str]) -> list[Part]:
 
 
 def _parts(backend: str, only: Sequence[str]) -> Iterator[Part]:
-    if not only:  # these take longest, and are begun first
+    names = only or rulec.rules()
+    yield from rule_parts(backend, [name for name in names if name in SLOW])  # what takes longest is begun first
+    if not only:
         yield from operation_parts(backend)
         yield from hard_parts(backend)
-    yield from rule_parts(backend, only or rulec.rules())
+        yield from statistics_parts(backend)
+    yield from rule_parts(backend, [name for name in names if name not in SLOW])
 
 
 def operation_parts(backend: str) -> Iterator[Part]:
@@ -110,9 +119,20 @@ def hard_parts(backend: str) -> Iterator[Part]:
 
 
 def rule_parts(backend: str, names: Iterable[str]) -> Iterator[Part]:
-    """Each of these rules."""
+    """Each of these rules; of a slow one each dtype."""
     for name in names:
-        yield Part(f"correctness of {name}, {backend}", rule, (backend, name), PER_RULE)
+        if name not in SLOW:
+            yield Part(f"correctness of {name}, {backend}", rule, (backend, name), PER_RULE)
+            continue
+        for dtype in FLOATS:
+            title = f"correctness of {name} in {dtype}, {backend}"
+            yield Part(title, rule, (backend, name, (dtype,)), PER_DTYPE)
+
+
+def statistics_parts(backend: str) -> Iterator[Part]:
+    """Statistics of steps of a few rules."""
+    for name in MEASURED:
+        yield Part(f"statistics of {name}, {backend}", statistics, (backend, name), PER_RULE)
 
 
 def subject_of(bench: Bench, backend: str) -> Subject:
@@ -120,11 +140,11 @@ def subject_of(bench: Bench, backend: str) -> Subject:
     return Subject(registry.usable(backend), TorchKind(bench.device.name), IEEE)
 
 
-def rule(bench: Bench, backend: str, name: str) -> Iterator[Checked]:
-    """A rule of the library in each dtype, stage by stage, and in float64 through the engine as well."""
+def rule(bench: Bench, backend: str, name: str, dtypes: Sequence[str] = FLOATS) -> Iterator[Checked]:
+    """A rule of the library in these dtypes, stage by stage, and in float64 through the engine as well."""
     subject = subject_of(bench, backend)
     tested = loaded(name) if name in rulec.rules() else rule_of(name)
-    for dtype in _dtypes(bench):
+    for dtype in (dtype for dtype in _dtypes(bench) if dtype in dtypes):
         yield _guarded(bench, Checked(backend, name, dtype), partial(_by_stages, subject, tested, dtype))
 
 
@@ -176,6 +196,19 @@ def stages(bench: Bench, backend: str, name: str) -> Iterator[Checked]:
 
 def _all_views(subject: Subject, tested: Rule, dtypes: Sequence[str]) -> float:
     conformance.check_stages(subject, tested, dtypes)
+    return 0.0
+
+
+def statistics(bench: Bench, backend: str, name: str) -> Iterator[Checked]:
+    """Steps of a rule that measure the set norms, and a reduction of every kind, in each dtype."""
+    subject = subject_of(bench, backend)
+    for dtype in _dtypes(bench):
+        checked = Checked(backend, name, dtype, kind="steps with statistics")
+        yield _guarded(bench, checked, partial(_with_statistics, subject, loaded(name), dtype))
+
+
+def _with_statistics(subject: Subject, tested: Rule, dtype: str) -> float:
+    conformance.check_statistics(subject, tested, dtype)
     return 0.0
 
 

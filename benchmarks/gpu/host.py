@@ -53,14 +53,19 @@ def _rounds(bench: Bench) -> int:
 
 
 def host(bench: Bench) -> Iterator[Row]:
-    """Ours and torch's fused step, with gradients at the same addresses in every step, and at new ones."""
+    """Ours and torch's fused step: with the same gradients and rate in every step, new gradients, and a new rate."""
     size = _tensors(bench)
-    for moving in (False, True):
+    for what in ("", "new gradients", "a new rate"):
         ours, theirs = parameters(bench, size), parameters(bench, size)
-        contenders = {"step": _ours(ours), "torch": FUSED.step(theirs)}
-        before = _new_gradients(bench, size, [*ours, *theirs]) if moving else None
+        optimizer, other = rulec_adamw(ours), FUSED.optimizer(theirs)
+        before = {
+            "": None,
+            "new gradients": _new_gradients(bench, size, [*ours, *theirs]),
+            "a new rate": _new_rates([optimizer, other]),
+        }[what]
+        contenders = {"step": optimizer.step, "torch": other.step}
         times = host_times(bench.device, contenders, _rounds(bench), before=before)
-        subject = f"adamw, {size.name}" + (", new gradients each step" if moving else "")
+        subject = f"adamw, {size.name}" + (f", {what} each step" if what else "")
         yield Row(subject, HOST, 1e6 * times.median("step"), PER_STEP, "at most", "us", times.medians())
 
 
@@ -84,10 +89,27 @@ def _new_gradients(bench: Bench, size: Size, params: Sequence[Any]) -> Step:
     return change
 
 
-def _ours(params: list[Any], **keywords: Any) -> Step:
+def _new_rates(optimizers: Sequence[Any]) -> Step:
+    """A function that sets the next learning rate, as a schedule does."""
+    rates = cycle(RATES)
+
+    def change() -> None:
+        rate = next(rates)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = rate
+
+    return change
+
+
+def rulec_adamw(params: list[Any], **keywords: Any) -> Any:
+    """Our AdamW."""
     import rulec.torch
 
-    step: Step = rulec.torch.AdamW(params, **keywords).step
+    return rulec.torch.AdamW(params, **keywords)
+
+
+def _ours(params: list[Any], **keywords: Any) -> Step:
+    step: Step = rulec_adamw(params, **keywords).step
     return step
 
 

@@ -28,6 +28,7 @@ from benchmarks.gpu import seed as gpu_seed
 from benchmarks.gpu import sizes as gpu_sizes
 from benchmarks.gpu import states as gpu_states
 from benchmarks.gpu import tune as gpu_tune
+from benchmarks.gpu import watch as gpu_watch
 from benchmarks.gpu import weights as gpu_weights
 from benchmarks.gpu.asked import BUDGET, Asked
 from benchmarks.gpu.crew import Processes
@@ -72,6 +73,7 @@ def sections(
         Section("reductions", gpu_layers.parts(only), 60.0),
         Section("reductions", gpu_rules.reducing_parts(only), 80.0),
         Section("states", [*gpu_states.parts(only), *gpu_weights.parts(only)], 60.0, notes=gpu_states.missing(only)),
+        Section("watch", gpu_watch.parts(only), 30.0),
         Section("jax", gpu_jax.parts(only), 60.0, notes=gpu_jax.missing(only)),
         Section("eager", gpu_eager.parts(only), 60.0),
         Section("llama", gpu_llama.parts(only), 90.0),

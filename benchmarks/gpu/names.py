@@ -17,6 +17,7 @@ PARTS: dict[str, str] = {
     "rules": "elementwise rules on one large tensor, against a copy and torch",
     "reductions": "rules that reduce on one large matrix, against a copy and torch; on the 146 tensors of a Llama",
     "states": "AdamW with states in codes, 16-bit weights, and gradients that are not aligned",
+    "watch": "steps of AdamW and LAMB that measure statistics, against steps that do not",
     "jax": "steps in JAX against optax: one large array, and 1000 leaves",
     "eager": "updates inside the backward pass of a stack of layers, and products with an epilogue",
     "llama": "training steps of a Llama of a billion weights: their memory and time, deferred and eager",

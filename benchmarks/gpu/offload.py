@@ -37,7 +37,7 @@ ROUNDS = 5
 def parts(only: Sequence[str]) -> list[Part]:
     """Each rule."""
     rules = [rule for rule in RULES if not only or rule in only]
-    return [Part(f"a Llama by {rule}, on the host", steps, (rule,), seconds=120.0) for rule in rules]
+    return [Part(f"a Llama by {rule}, on the host", steps, (rule,), 120.0, 30.0) for rule in rules]
 
 
 def steps(bench: Bench, rule: str) -> Iterator[Finding]:

@@ -60,13 +60,17 @@ class Peer:
             return None
         return f"{self.package}, to compare with, is not installed"
 
-    def step(self, params: list[Any]) -> Step:
-        """Its step of these parameters."""
+    def optimizer(self, params: list[Any]) -> Any:
+        """The optimizer of these parameters."""
         kind = getattr(importlib.import_module(self.module), self.kind)
         optimizer = kind([{"params": params, **self.group}] if self.group else params, **self.keywords)
         if hasattr(optimizer, "consume_grad"):  # HeavyBall's: else there is nothing to do from the second step on
             optimizer.consume_grad = False
-        step: Step = optimizer.step
+        return optimizer
+
+    def step(self, params: list[Any]) -> Step:
+        """Its step of these parameters."""
+        step: Step = self.optimizer(params).step
         return _compiled(step) if self.compiled else step
 
 

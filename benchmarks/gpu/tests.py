@@ -23,6 +23,9 @@ ROOT = Path(__file__).parents[2]
 #: Processes of pytest at most, and seconds for a test.
 _PROCESSES, _TEST = 8, 60
 
+#: The tests that repeat what the other parts check: all of a backend's contract, in minutes.
+WHOLE = "it_is_a_backend"
+
 #: What is tested -> its files, the greatest risk first.
 FILES: Mapping[str, tuple[str, ...]] = {
     "products of Muon, captured steps and steps": (
@@ -32,7 +35,14 @@ FILES: Mapping[str, tuple[str, ...]] = {
         "tests/backends/test_coded_gpu.py", "tests/backends/test_weights_gpu.py",
         "tests/backends/test_unbiased_states_gpu.py",
     ),
+    "steps on the host and statistics": (
+        "tests/torch/offload/test_gpu.py", "tests/gpu/test_statistics.py",
+    ),
     "eager updates and launches": ("tests/gpu/test_eager.py", "tests/backends/test_triton_gpu.py"),
+    "random numbers, noise and arrays": (
+        "tests/gpu/test_draws.py", "tests/gpu/test_noise.py", "tests/gpu/test_segments.py", "tests/gpu/test_arrays.py",
+        "tests/gpu/test_strategies.py", "tests/backends/test_cupy_gpu.py",
+    ),
 }  # fmt: skip
 
 
@@ -75,6 +85,8 @@ def command(files: Sequence[str]) -> list[str]:
         "-p",
         "no:cacheprovider",
         "--tb=short",
+        "-k",
+        f"not {WHOLE}",
     ]
     if _has("xdist"):
         words += ["-n", str(min(_PROCESSES, cores()))]

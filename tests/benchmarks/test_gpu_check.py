@@ -84,7 +84,7 @@ import json
 from unittest import mock
 from benchmarks.gpu import tune as gpu_tune
 from benchmarks.gpu.device import Bench
-from rulec.torch import tensors
+from rulec.torch.tensors import tensors
 from tests.benchmarks.gpu_fakes import HostDevice
 with mock.patch.dict(tensors._BACKENDS, cpu="triton"), mock.patch.object(gpu_tune, "QUICK", 3000):
     (row,) = gpu_tune.blocks(Bench(True, HostDevice()), "lion", "bfloat16")
@@ -137,6 +137,23 @@ def test_what_an_operation_raises_is_its_fault_and_the_next_goes_on(monkeypatch:
     assert found["exp(g)"].fault == "RuntimeError: no exponential here"
     assert [name for name, one in found.items() if one.fault] == ["exp(g)"]
     assert len(found) > 30
+
+
+def test_a_slow_rule_is_checked_in_a_dtype_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_numpy(monkeypatch, NumpyBackend())
+    found = list(gpu_check.rule(Bench(False, HostDevice()), "numpy", "sgd", ("bfloat16",)))
+    assert [(one.dtype, one.fault) for one in found] == [("bfloat16", None)]
+
+
+def test_statistics_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_numpy(monkeypatch, NumpyBackend())
+    found = list(gpu_check.statistics(Bench(True, HostDevice()), "numpy", "adamw"))
+    assert [(one.dtype, one.fault, one.kind) for one in found] == [
+        (dtype, None, "steps with statistics") for dtype in ("float32", "float64")
+    ]
+    on_numpy(monkeypatch, WrongSign())
+    (one, _) = gpu_check.statistics(Bench(True, HostDevice()), "numpy", "lamb")
+    assert one.fault is not None
 
 
 def test_where_it_is_to_be_quick_there_are_two_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:

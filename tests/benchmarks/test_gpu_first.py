@@ -16,6 +16,7 @@ from benchmarks.gpu.names import PARTS
 from benchmarks.gpu.part import Checked, Section
 from benchmarks.gpu.run import Ended, Started
 from benchmarks.result import Row, read_result
+from rulec.compiler.layout import FLOATS
 from tests.benchmarks.test_gpu_command import Crew, crew
 from tests.cli.running import error, run
 
@@ -42,16 +43,19 @@ def test_a_first_look_is_of_named_parts_and_fits_its_time(first: str) -> None:
 
 
 def test_correctness_is_looked_at_by_risk() -> None:
-    codes, weights, checks, eager = sections("correctness")
-    assert names([codes, weights]) == [
+    *first, checks, fourth, fifth = sections("correctness")
+    assert names([*first, fourth, fifth]) == [
         "tests of products of Muon, captured steps and steps", "tests of codes and 16-bit weights",
+        "tests of steps on the host and statistics", "tests of eager updates and launches",
+        "tests of random numbers, noise and arrays",
     ]  # fmt: skip
-    assert names([eager]) == ["tests of eager updates and launches"]
     assert (checks.together, checks.notes) == (True, ["why not"])
     looked = names([checks])
-    assert looked[:2] == ["correctness of muon, triton", "correctness of adafactor, triton"]
+    slow = [f"correctness of ranger21 in {dtype}, {backend}" for backend in ("triton", "cupy") for dtype in FLOATS]
+    assert looked[:8] == slow
+    assert looked[8:10] == ["correctness of muon, triton", "correctness of adafactor, triton"]
     kinds = [name.partition(" ")[0] for name in looked]
-    assert list(dict.fromkeys(kinds)) == ["correctness", "operations", "stages"]
+    assert list(dict.fromkeys(kinds)) == ["correctness", "statistics", "operations", "stages"]
     assert [name for name in looked if name.startswith("operations")] == [
         f"operations in {dtype}, {backend}" for backend in ("triton", "cupy") for dtype in ("float32", "float64")
     ]
@@ -66,8 +70,8 @@ def test_every_file_of_tests_is_there() -> None:
 
 def test_without_pytest_rules_are_looked_at_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_tests, "missing", lambda: MISSING)
-    first, second, checks, last = sections("correctness")
-    assert (first.parts, second.parts, last.parts) == ([], [], [])
+    *first, checks, fourth, fifth = sections("correctness")
+    assert [section.parts for section in (*first, fourth, fifth)] == [[]] * 5
     assert checks.notes == ["why not", MISSING]
     assert checks.parts
 
@@ -75,7 +79,7 @@ def test_without_pytest_rules_are_looked_at_all_the_same(monkeypatch: pytest.Mon
 def test_speed_is_looked_at_in_the_order_of_importance() -> None:
     planned = sections("speed")
     assert [section.name for section in planned] == [
-        "rules", "host", "reductions", "muon", "states", "fused", "reductions",
+        "rules", "host", "reductions", "muon", "states", "fused", "watch", "jax", "reductions", "offload",
     ]  # fmt: skip
     looked = names(planned)
     assert looked[:5] == [
@@ -91,7 +95,9 @@ def test_speed_is_looked_at_in_the_order_of_importance() -> None:
     assert [part.arguments for part in planned[5].parts] == [
         (size, "adamw", "torch's fused step") for size in ("100 Mi", "1000 tensors", "GPT-2 XL")
     ]
-    assert names(planned[6:])[0] == "adafactor at 100 Mi"
+    assert names(planned[6:7])[0] == "adamw with statistics at 100 Mi"
+    assert names(planned[8:9])[0] == "adafactor at 100 Mi"
+    assert names(planned[9:]) == ["a Llama by adamw, on the host"]
 
 
 def test_first_looks_fill_a_file_of_their_own(crew: type[Crew], tmp_path: Path) -> None:
@@ -109,7 +115,7 @@ def test_first_looks_fill_a_file_of_their_own(crew: type[Crew], tmp_path: Path) 
     ]  # fmt: skip
     assert result.rows[0].detail == {"failed": {"test_x": "wrong"}, "refused": {}}
     assert {name for name, one in result.parts.items() if one.ran} == {
-        "correctness", "fused", "host", "rules", "reductions", "states", "muon",
+        "correctness", "fused", "host", "rules", "reductions", "states", "muon", "watch", "jax", "offload",
     }  # fmt: skip
     (tmp_path / "gpu_first.json").rename(tmp_path / "gpu.json")
     said = error("bench", "gpu", "--json", str(tmp_path))

@@ -9,7 +9,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from math import prod
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +27,7 @@ from benchmarks.gpu import seed as gpu_seed
 from benchmarks.gpu import sizes as gpu_sizes
 from benchmarks.gpu import states as gpu_states
 from benchmarks.gpu import tensors as gpu_tensors
+from benchmarks.gpu import watch as gpu_watch
 from benchmarks.gpu import weights as gpu_weights
 from benchmarks.gpu.asked import Asked
 from benchmarks.gpu.device import Bench
@@ -35,6 +36,7 @@ from benchmarks.gpu.part import Finding, Note
 from benchmarks.gpu.tensors import Size, fitting_llama, gpt2_xl, llama_1b, llama_7b
 from benchmarks.gpu.time import StepTimes
 from benchmarks.result import Row
+from rulec.compiler.layout import FLOATS
 from rulec.errors import RulecError
 from rulec.formats import NAMES
 from rulec.tools.compare.measure import Times
@@ -293,9 +295,13 @@ def test_what_memory_does_not_hold_is_not_run() -> None:
     assert note.text.startswith("adamw, one tensor of 64 Ki elements, against torch's fused step: not run: it needs")
 
 
-def test_the_hosts_time_has_its_target_with_gradients_that_move_too(bench: Bench) -> None:
+def test_the_hosts_time_has_its_target_with_new_gradients_and_new_rates_too(bench: Bench) -> None:
     found = rows(gpu_host.host(bench))
-    assert [(row.target, row.sense, row.unit) for row in found.values()] == [(200.0, "at most", "us")] * 2
+    assert [(row.target, row.sense, row.unit) for row in found.values()] == [(200.0, "at most", "us")] * 3
+    subject = "adamw, 10 tensors of 1000"
+    assert [row.subject for row in found.values()] == [
+        subject, f"{subject}, new gradients each step", f"{subject}, a new rate each step",
+    ]  # fmt: skip
     for row in found.values():
         assert row.value == pytest.approx(1e6 * row.detail["step"])
 
@@ -308,6 +314,17 @@ def test_the_hosts_time_for_few_tensors_has_no_target(count: int, named: str, be
     assert set(row.detail) == {"step", "torch"}
     assert [part.arguments for part in gpu_host.parts(())] == [(), (1,), (300,), (), ()]
     assert gpu_host._tensors(Bench(False, HostDevice()), 300).name == "300 tensors of 1000"
+
+
+def test_a_new_rate_is_that_of_all_optimizers() -> None:
+    one, other = (SimpleNamespace(param_groups=[{"lr": 1.0}]) for _ in range(2))
+    change = gpu_host._new_rates([one, other])
+    seen = []
+    for _ in range(3):
+        change()
+        assert one.param_groups == other.param_groups
+        seen.append(one.param_groups[0]["lr"])
+    assert seen == [*gpu_host.RATES[:3]]
 
 
 def test_new_gradients_come_by_turns_from_two_sets(bench: Bench) -> None:
@@ -352,6 +369,19 @@ def test_a_graph_that_keeps_its_first_learning_rate_is_found_out(bench: Bench, m
     monkeypatch.setattr(gpu_host, "capture", Replay)
     same, *_ = rows(gpu_host.captured(bench)).values()
     assert same.met is False
+
+
+def test_steps_with_statistics_run_beside_steps_without(bench: Bench) -> None:
+    parts = gpu_watch.parts(())
+    assert [part.arguments for part in parts if "cupy" not in part.name] == [("adamw",), ("lamb",), ("adamw",)]
+    one, other = (next(gpu_watch.large(bench, name)) for name in ("adamw", "lamb"))
+    on_device, on_host = gpu_watch.many(bench, "adamw")
+    assert [(row.subject, row.target, row.sense) for row in (one, other, on_device, on_host)] == [
+        ("adamw, 65,536 elements", 1.1, "at most"), ("lamb, 65,536 elements", 1.1, "at most"),
+        ("adamw, 10 tensors of 1000", 1.25, "at most"), ("adamw, 10 tensors of 1000", None, "at most"),
+    ]  # fmt: skip
+    assert {"measuring", "plain"} <= set(on_host.detail)
+    assert next(gpu_watch.large(bench, "adamw", "cpu")).target is None
 
 
 def test_groups(bench: Bench) -> None:
@@ -430,7 +460,14 @@ def test_every_rule_is_planned_on_every_backend() -> None:
     import rulec
 
     checks = gpu_check.parts(("triton", "cupy"), ())
-    assert sum(part.work is gpu_check.rule for part in checks) == 2 * len(rulec.rules())
+    looked = [part.arguments for part in checks if part.work is gpu_check.rule]
+    assert {arguments[:2] for arguments in looked} == {
+        (backend, name) for backend in ("triton", "cupy") for name in rulec.rules()
+    }
+    of_one_dtype = [arguments for arguments in looked if len(arguments) > 2]
+    assert {name for _, name, _ in of_one_dtype} == {*gpu_check.SLOW}
+    assert len(of_one_dtype) == 2 * len(FLOATS) * len(gpu_check.SLOW)
+    assert len(looked) == 2 * (len(rulec.rules()) + (len(FLOATS) - 1) * len(gpu_check.SLOW))
     timed = {part.arguments[0] for part in (*gpu_rules.parts(()), *gpu_rules.reducing_parts(())) if part.arguments}
     warmed = {part.arguments[0] for part in (*gpu_rules.warm_parts(()), *gpu_rules.reducing_warm_parts(()))}
     assert timed == warmed
