@@ -2,7 +2,7 @@
 #   make demo    set up and train a new rule on the handwritten digits
 #   make test    set up and run some of the everyday tests, of every kind
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow whole lint format docs refresh budget long faults shape words prove bench trainers floors newest release ci clean
+.PHONY: help setup demo test slow whole lint format docs refresh budget long faults shape words prove bench trainers floors newest device-bundle release ci clean
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 export NO_MKDOCS_2_WARNING := 1
 
@@ -31,6 +31,7 @@ help:
 	@echo 'make trainers  the tests in other packages'\'' trainers, in an environment of these (.venv-trainers)'
 	@echo 'make floors  the lowest versions of pyproject.toml in a fresh environment: a step of each adapter (ARGS=--write)'
 	@echo 'make newest  the same with the newest versions'
+	@echo 'make device-bundle  the wheels for measuring on a GPU without network (ARGS="--python 3.13")'
 	@echo 'make release VERSION=x.y.z  try a release; WRITE=1 makes its commit, its tag and dist/'
 	@echo 'make ci      everything continuous integration runs'
 	@echo 'make clean   remove .venv and everything built'
@@ -144,6 +145,9 @@ floors: setup
 
 newest: setup
 	@$(BIN)/python -m tests.versions newest $(ARGS)
+
+device-bundle: setup
+	@$(BIN)/python -m benchmarks.gpu.bundle $(ARGS)
 
 release: setup
 	@$(BIN)/python -m tests.versions.release '$(VERSION)' $(if $(WRITE),--write)
