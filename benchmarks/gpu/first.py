@@ -70,7 +70,7 @@ def _speed(budget: float) -> list[Section]:
     states = [part for part in gpu_states.parts(()) if part.arguments[0] in STATES and len(part.arguments) == 1]
     muon = [part for part in gpu_muon.parts(()) if part.arguments in ((), ("torch.optim.Muon",))]
     plan: list[tuple[str, list[Part], float]] = [
-        ("rules", gpu_rules.parts(())[:1], 0.1),
+        ("rules", [gpu_rules.copy_part()], 0.1),
         ("host", gpu_host.parts(())[: 1 + len(gpu_host.COUNTS)], 0.1),
         ("reductions", gpu_layers.parts(()), 0.3),
         ("muon", muon, 0.2),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from benchmarks.gpu import check as gpu_check
@@ -33,7 +34,7 @@ from benchmarks.gpu import weights as gpu_weights
 from benchmarks.gpu.asked import BUDGET, Asked
 from benchmarks.gpu.crew import Processes
 from benchmarks.gpu.device import Bench, gpu_facts, missing
-from benchmarks.gpu.part import Findings, Section
+from benchmarks.gpu.part import Findings, Part, Section
 from benchmarks.gpu.run import Run
 from benchmarks.result import Record, Result
 from rulec.errors import RulecError
@@ -62,32 +63,81 @@ def sections(
     to the next ones: those below, for a budget of `BUDGET` seconds. Chosen parts share all time.
     """
     every = [
-        Section("correctness", gpu_check.parts(backends, only), 210.0, together=True, notes=unusable),
-        Section("large", gpu_large.parts(only), 40.0),
-        Section("fused", gpu_sizes.judged_parts(only), 90.0, notes=gpu_sizes.not_installed(only)),
-        Section("host", gpu_host.parts(only), 40.0),
-        Section("seed", gpu_seed.parts(only), 30.0, notes=[note for note in (gpu_seed.missing(),) if note]),
-        Section("rules", gpu_rules.warm_parts(only), 30.0, together=True),
-        Section("rules", gpu_rules.parts(only), 120.0),
-        Section("reductions", gpu_rules.reducing_warm_parts(only), 30.0, together=True),
-        Section("reductions", gpu_layers.parts(only), 60.0),
-        Section("reductions", gpu_rules.reducing_parts(only), 80.0),
-        Section("states", [*gpu_states.parts(only), *gpu_weights.parts(only)], 60.0, notes=gpu_states.missing(only)),
-        Section("watch", gpu_watch.parts(only), 30.0),
-        Section("jax", gpu_jax.parts(only), 60.0, notes=gpu_jax.missing(only)),
-        Section("eager", gpu_eager.parts(only), 60.0),
-        Section("llama", gpu_llama.parts(only), 90.0),
-        Section("offload", gpu_offload.parts(only), 120.0),
-        Section("lowrank", gpu_lowrank.parts(only), 30.0, notes=gpu_lowrank.missing(only)),
-        Section("noise", gpu_es.parts(only), 45.0),
-        Section("ways", gpu_rules.other_parts(only), 25.0),
-        Section("muon", gpu_muon.parts(only), 150.0, notes=gpu_muon.missing(only)),
-        Section("matrices", gpu_matrices.parts(only), 150.0, notes=gpu_matrices.missing(only)),
-        Section("peers", gpu_sizes.peer_parts(only), 240.0, notes=gpu_sizes.not_installed(only)),
-    ]
+        *_correctness_first(only, backends, unusable), *_timed(only), *_of_models(only), *_of_libraries(only),
+    ]  # fmt: skip
     share = budget / len({*chosen}) if chosen else 0.0
     limits = [(one, max(share, one.seconds * budget / BUDGET)) for one in every if not chosen or one.name in chosen]
-    return [replace(one, seconds=seconds) for one, seconds in limits]
+    return [replace(one.section(), seconds=seconds) for one, seconds in limits]
+
+
+Listed = Callable[[Sequence[str]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A section whose parts, and what is left out, are listed when it is chosen: to list all rules takes seconds."""
+
+    name: str
+    only: Sequence[str]
+    parts: Listed
+    seconds: float
+    together: bool = False
+    notes: Listed = lambda _: ()
+
+    def section(self) -> Section:
+        """The section with its parts."""
+        return Section(self.name, self.parts(self.only), self.seconds, self.together, self.notes(self.only))
+
+
+def _correctness_first(only: Sequence[str], backends: Sequence[str], unusable: Sequence[str]) -> list[_Kind]:
+    """Correctness, and bits past 32 bits."""
+    checks: Listed = partial(gpu_check.parts, backends)
+    return [
+        _Kind("correctness", only, checks, 210.0, True, lambda _: unusable),
+        _Kind("large", only, gpu_large.parts, 40.0),
+    ]
+
+
+def _timed(only: Sequence[str]) -> list[_Kind]:
+    """Steps of rules, states, statistics and JAX."""
+    return [
+        _Kind("fused", only, gpu_sizes.judged_parts, 90.0, notes=gpu_sizes.not_installed),
+        _Kind("host", only, gpu_host.parts, 40.0),
+        _Kind("seed", only, gpu_seed.parts, 30.0, notes=lambda _: [note for note in (gpu_seed.missing(),) if note]),
+        _Kind("rules", only, gpu_rules.warm_parts, 30.0, True),
+        _Kind("rules", only, gpu_rules.parts, 120.0),
+        _Kind("reductions", only, gpu_rules.reducing_warm_parts, 30.0, True),
+        _Kind("reductions", only, gpu_layers.parts, 60.0),
+        _Kind("reductions", only, gpu_rules.reducing_parts, 80.0),
+        _Kind("states", only, _state_parts, 60.0, notes=gpu_states.missing),
+        _Kind("watch", only, gpu_watch.parts, 30.0),
+        _Kind("jax", only, gpu_jax.parts, 60.0, notes=gpu_jax.missing),
+    ]
+
+
+def _state_parts(only: Sequence[str]) -> list[Part]:
+    return [*gpu_states.parts(only), *gpu_weights.parts(only)]
+
+
+def _of_models(only: Sequence[str]) -> list[_Kind]:
+    """Training steps of models, populations, and a few rules in other ways."""
+    return [
+        _Kind("eager", only, gpu_eager.parts, 60.0),
+        _Kind("llama", only, gpu_llama.parts, 90.0),
+        _Kind("offload", only, gpu_offload.parts, 120.0),
+        _Kind("lowrank", only, gpu_lowrank.parts, 30.0, notes=gpu_lowrank.missing),
+        _Kind("noise", only, gpu_es.parts, 45.0),
+        _Kind("ways", only, gpu_rules.other_parts, 25.0),
+    ]
+
+
+def _of_libraries(only: Sequence[str]) -> list[_Kind]:
+    """What is measured beside other libraries, some of whose steps are compiled."""
+    return [
+        _Kind("muon", only, gpu_muon.parts, 150.0, notes=gpu_muon.missing),
+        _Kind("matrices", only, gpu_matrices.parts, 150.0, notes=gpu_matrices.missing),
+        _Kind("peers", only, gpu_sizes.peer_parts, 240.0, notes=gpu_sizes.not_installed),
+    ]
 
 
 def parts(only: Sequence[str], asked: Asked | None = None) -> int:

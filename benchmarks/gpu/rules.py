@@ -68,7 +68,12 @@ def parts(only: Sequence[str]) -> list[Part]:
     names = elementwise(only)
     first = [name for name in ("adamw", "sgd", "lion") if name in names]
     ordered = [*first, *(name for name in names if name not in first)]
-    return [Part("copy bandwidth", copy_bandwidth), *(Part(f"{n} at 100 Mi", rule, (n, True)) for n in ordered)]
+    return [copy_part(), *(Part(f"{n} at 100 Mi", rule, (n, True)) for n in ordered)]
+
+
+def copy_part() -> Part:
+    """The copy alone."""
+    return Part("copy bandwidth", copy_bandwidth)
 
 
 def reducing_parts(only: Sequence[str]) -> list[Part]:

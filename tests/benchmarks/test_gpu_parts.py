@@ -449,6 +449,19 @@ def test_chosen_parts_share_all_the_time() -> None:
     assert gpu.parts((), Asked(["host"])) == len(gpu_host.parts(()))
 
 
+@pytest.mark.parametrize("asked", [Asked(["offload"]), Asked(first="speed"), Asked(first="correctness")])
+def test_a_plan_lists_all_rules_only_where_it_times_them(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To list them compiles every rule of the library, for seconds in which a lent device waits."""
+
+    def listed(only: Any) -> list[str]:
+        assert only
+        return [*only]
+
+    monkeypatch.setattr(gpu_rules, "elementwise", listed)
+    monkeypatch.setattr(gpu_rules, "reducing", listed)
+    assert gpu.parts((), asked) > 0
+
+
 def test_sections_share_the_time_that_there_is() -> None:
     whole, half = (gpu.sections((), ("triton",), budget=seconds) for seconds in (gpu.BUDGET, gpu.BUDGET / 2))
     assert [section.seconds for section in half] == [section.seconds / 2 for section in whole]
