@@ -102,7 +102,8 @@ class HostStep:
         from rulec.runtime.engine import Engine, default_hyper
         from rulec.torch.tensors.tensors import TorchArrays
 
-        known, size = load(rule), min(BUFFER, max(BUFFERS, sum(map(prod, shapes))))
+        known, sizes = load(rule), [prod(shape) for shape in shapes]
+        size = max(*sizes, min(BUFFER, max(BUFFERS, sum(sizes))))  # one larger than a buffer is a load of its own
         self.engine = Engine(known, TorchArrays(), "cpu", {"": "float32"}, weights="master", exclusive=True)
         down, up = (torch.randn(BUFFERS, size).mul_(0.02).bfloat16() for _ in range(2))
         #: The tensors of one launch: their numbers, and their gradients.

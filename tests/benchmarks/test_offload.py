@@ -49,6 +49,13 @@ def test_a_step_is_one_that_moves_these_bytes_and_reads_no_parameter(rule: str) 
     np.testing.assert_array_equal(torch.tensor(after["param::master"]).bfloat16().float().numpy(), after["p"])
 
 
+def test_a_tensor_larger_than_a_buffer_is_a_load_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "BUFFER", 100)
+    host = HostStep("adamw", SHAPES)
+    assert [len(ids) for ids, _ in host.loads] == [1, 2]
+    assert [grad.shape for _, grads in host.loads for grad in grads] == SHAPES
+
+
 @pytest.mark.parametrize("size", [40, 100, 10**6])
 def test_loads_have_all_tensors_in_order_and_fit_a_buffer(size: int) -> None:
     shapes = [(5, 8), (10,), (30,), (4, 5), (40,), (1,)]
