@@ -1,6 +1,6 @@
 """Variables of comprehensions: no name that another comprehension of the same function reads from its module.
 
-Python 3.12 to 3.12.1 compiles comprehensions into their function, and takes such a name for a variable of the function
+Python 3.12.1 compiles comprehensions into their function, and takes such a name for a variable of the function
 everywhere in it: an UnboundLocalError where the module's name is meant.
 """
 

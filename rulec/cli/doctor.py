@@ -68,7 +68,9 @@ def _cache() -> tuple[dict[str, Any], str | None]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    rows = [[name, "[green]ok[/]" if reason is None else f"[yellow]no[/]: {reason}"]
+    from rich.markup import escape
+
+    rows = [[name, "[green]ok[/]" if reason is None else f"[yellow]no[/]: {escape(reason)}"]
             for name, reason in facts["backends"].items()]  # fmt: skip
     print_table(("backend", "here"), rows)
     out = console()

@@ -68,3 +68,12 @@ def test_a_cache_that_cannot_be_made_is_a_problem(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RULEC_CACHE_DIR", str(tmp_path / "file" / "cache"))
     (problem,) = run_json("doctor", code=1)["problems"]
     assert "set RULEC_CACHE_DIR" in problem
+
+
+def test_the_extra_of_a_command_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brackets of a reason are no markup."""
+    from rulec.cli import doctor
+
+    reason = "mlx is not installed: pip install 'rulec[mlx]'"
+    monkeypatch.setattr(doctor, "_backends", lambda: {"mlx": reason})
+    assert f"no: {reason}" in run("doctor")
