@@ -75,5 +75,5 @@ def test_the_extra_of_a_command_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     from rulec.cli import doctor
 
     reason = "mlx is not installed: pip install 'rulec[mlx]'"
-    monkeypatch.setattr(doctor, "_backends", lambda: {"mlx": reason})
+    monkeypatch.setattr(doctor, "_backends", lambda: {"cpu": None, "mlx": reason})
     assert f"no: {reason}" in run("doctor")
