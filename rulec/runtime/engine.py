@@ -59,6 +59,8 @@ class Engine:
     `watch` are statistics to measure, as in `rulec.language.statistics.watched`; a step measures them where
     `statistics.due`.
 
+    If it `begins`, stages of a step may run before it: see `may_begin`. They write nothing where they can do without.
+
     If `resident`, step counts and scalars of tensors on a device are on the device, and a step can be captured and
     run again. `live` then has arrays on the device by (name, group): hyper-parameters that every step reads anew.
     """
@@ -67,6 +69,7 @@ class Engine:
         self, rule: Rule, arrays: Arrays, backend: str | Backend | None = None,
         state_dtype: Mapping[str, str] | None = None, maximize: bool = False, seed: int = 0, resident: bool = False,
         processes: Processes | None = None, weights: str = "", watch: Watch | None = None, exclusive: bool = False,
+        begins: bool = False,
     ) -> None:  # fmt: skip
         self.rule = rule.standalone()
         self.arrays, self.backend_name, self.maximize, self.seed = arrays, backend, maximize, checked_seed(seed)
@@ -77,7 +80,7 @@ class Engine:
         _check_shared(router.rules)
         self._values = HyperValues(self.rule)
         self._common = EngineContext(arrays, self._values, processes or Processes(), self.seed)
-        self._homes = Buckets(router, self._common, backend, storage, resident)
+        self._homes = Buckets(router, self._common, backend, storage, resident, begins)
         self._partitions = Partitions(self._homes.tensors, arrays)
         self._launcher = Launcher(self.rule, self._common, router.rules)
         self.hyper, self.hyper_names = self._values.known, self._values.names
@@ -272,8 +275,7 @@ class Engine:
             self._last = (ids, parts)
         if inputs:
             self._launcher.check_inputs(inputs, len(ids))
-        if self.statistics.due:
-            parts = self.statistics.parts(parts)
+        parts = self._measured(parts)
         launches, alike = self._launcher.launches, self._launcher.are_alike(parts)
         ready = [
             launch
@@ -287,20 +289,20 @@ class Engine:
 
     def ready_each(
         self, sets: Sequence[tuple[tuple[int, ...], Sequence[Any]]], hyper: Numbers,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, Any] | None = None, alike: bool | None = None,
     ) -> list[list[Launch]]:  # fmt: skip
         """As `ready` for all tensors of a step, in several sets of ids and gradients: the launches of each set.
 
-        `inputs` are numbers.
+        `inputs` are numbers. If the step has tensors in no set, `alike` is what `are_alike` returns for all of them.
         """
         self.take_table(hyper)
         each = [pair for ids, grads in sets for pair in zip(ids, grads, strict=True)]
         if any(self.tensors[i].bucket is None for i, _ in each):
             self.prepare([i for i, _ in each], [self.arrays.dtype(grad) for _, grad in each], hyper)
-        cut = [(self._parts(ids, grads), grads) for ids, grads in sets]
-        if self.statistics.due:
-            cut = [(self.statistics.parts(parts), grads) for parts, grads in cut]
-        launches, alike = self._launcher.launches, self._launcher.are_alike([p for parts, _ in cut for p in parts])
+        cut = [(self._measured(self._parts(ids, grads)), grads) for ids, grads in sets]
+        launches = self._launcher.launches
+        if alike is None:
+            alike = self._launcher.are_alike([part for parts, _ in cut for part in parts])
         ready = [
             [
                 launch
@@ -314,6 +316,19 @@ class Engine:
         if self.statistics.due:
             self.statistics.launches += [launch.statistics for each in ready for launch in each]
         return ready
+
+    def are_alike(self, ids: tuple[int, ...]) -> bool:
+        """Whether every branch that is decided before a step has one outcome for these tensors, all with states.
+
+        Branches count as far as their tensors share reductions.
+        """
+        if not any(bucket.program.predicates and bucket.program.joins for bucket in self.buckets.values()):
+            return True
+        return self._launcher.are_alike(self._measured(self._parts(ids, ())))
+
+    def _measured(self, parts: list[Part]) -> list[Part]:
+        """The parts as they are in this step: under programs with statistics, where it measures them."""
+        return self.statistics.parts(parts) if self.statistics.due else parts
 
     def _parts(self, ids: tuple[int, ...], grads: Sequence[Any]) -> list[Part]:
         parts = self._partitions.known.get(ids)

@@ -153,7 +153,8 @@ class Bucket:
     tensors are shards: ranks may refuse a step, or fail in it, so no state is written before the last stage. If
     `halved`, matrices are sharded. If `resident`, step counts and scalars are on the device, and a branch on them
     has both arms in the kernel. If `across`, groups and the model have tensors in other ranks. Random bits follow
-    from `seed`.
+    from `seed`. If it `begins`, stages before the first reduction over several tensors write no state where they can do
+    without: they may run before their step.
     """
 
     program: Program
@@ -169,6 +170,7 @@ class Bucket:
     resident: bool = False
     seed: int = 0
     across: bool = False
+    begins: bool = False
     tensors: list[Tensor] = field(default_factory=list)
     params: list[Any] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
@@ -227,16 +229,32 @@ class Bucket:
         return compile(program.rule, self.facts[0], self.static, assumed, memory=program.memory, watch=program.watch)
 
     def _compiled(self, program: Program) -> Version:
-        program, layout = scheduled(program, self.layout.of(program), early=not self.parted)
+        program, layout, plan = self._scheduled(program)
         if self.capabilities.narrow and not self.parted:
             layout = narrowed(program, layout)
         source, kernel = kernel_of(self.backend, program, layout, self.decoded, partial(self.library.join, axis=0))
         if LEVEL >= 4:
             print(source, file=sys.stderr)
-        plan = Plan(program, self.halved, defers=not (self.resident or (self.across and bool(program.joins))))
         exchanges = plan.owner_plan is not None and bool(plan.owner_plan.whole)
         waits = exchanges or not plan.alone or (self.parted and plan.reduces)
         return Version(program, layout, kernel, plan, waits, exchanges)
+
+    def _scheduled(self, program: Program) -> tuple[Program, Layout, Plan]:
+        """A program after the passes that depend on the layout, its layout, and its plan."""
+        chosen = self._scheduled_by(program, early=not self.parted)
+        if self.begins and chosen[2].joins and chosen[2].stored_before_joins:
+            other = self._scheduled_by(program, early=False)
+            return chosen if other[2].stored_before_joins else other
+        return chosen
+
+    def _scheduled_by(self, program: Program, early: bool) -> tuple[Program, Layout, Plan]:
+        """The same, where states may be stored `early`, before the last stage."""
+        program, layout = scheduled(program, self.layout.of(program), early)
+        return (
+            program,
+            layout,
+            Plan(program, self.halved, defers=not (self.resident or (self.across and bool(program.joins)))),
+        )
 
     def version(self, decided: tuple[bool, ...] = ()) -> Version:
         """The compiled version for this outcome, bound to the tensors."""

@@ -136,10 +136,10 @@ class Buckets:
 
     def __init__(
         self, router: Router[Rule], common: EngineContext, backend: str | Backend | None, storage: Storage,
-        resident: bool,
+        resident: bool, begins: bool = False,
     ) -> None:  # fmt: skip
         self.common, self._router = common, router
-        self._backend, self.storage, self._resident = backend, storage, resident
+        self._backend, self.storage, self._resident, self._begins = backend, storage, resident, begins
         self.tensors: list[Tensor] = []
         self.by_key: dict[Any, Bucket] = {}
         self.extensions = 0
@@ -264,6 +264,7 @@ class Buckets:
             resident,
             seed,
             self.common.processes.across is not None,
+            self._begins,
         )
         if not (resident or parted or program.predicates or program.skip):
             bucket.rings = ringed(program)[1]

@@ -96,6 +96,9 @@ class Plan:
         #: The reductions over several tensors of the step itself, in its order.
         self.joins = tuple(n for n in program.joins if n in done)
         self.alone = not self.joins
+        before = program.stages[: self._stages_before_joins()]
+        #: The buffers that are stored before the first such reduction; where there is none, before the last stage.
+        self.stored_before_joins = frozenset(store.buffer for stage in before for store in stage.stores)
         #: Whether `newton_schulz` is computed, whose stacks have a size of their own.
         self.orthogonalizes = any(value.op is Op.NEWTON_SCHULZ for value in done)
         #: Whether the step itself reduces anything.
@@ -103,6 +106,12 @@ class Plan:
         #: Whether late columns are of groups and the model: then tensors that share a row still do.
         self.late_alike = all(set(self.axes[c.value].letters) <= {"k"} for c in program.late)
         self._note_memory(program)
+
+    def _stages_before_joins(self) -> int:
+        """The number of stages before the first reduction over several tensors, without the last stage."""
+        last = len(self.program.stages) - 1
+        joins = {*self.joins}
+        return min(last, next((k for k, gap in enumerate(self.gaps) if not joins.isdisjoint(gap.values)), last))
 
     def _note_memory(self, program: Program) -> None:
         """Notes which columns, vectors and scratch a step has, beside its gaps."""

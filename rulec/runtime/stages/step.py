@@ -22,12 +22,8 @@ from rulec.runtime.stages.run import StagedRun
 
 def may_begin(launch: Launch) -> bool:
     """Whether a launch writes nothing before it waits for values of other launches, or of other ranks."""
-    program, plan = launch.version.program, launch.version.plan
-    if not (launch.version.waits and plan.staged) or plan.stored_early:
-        return False
-    last = len(program.stages) - 1
-    first = next((k for k, gap in enumerate(plan.gaps) if any(value in plan.joins for value in gap.values)), last)
-    return not any(stage.stores for stage in program.stages[: min(first, last)])
+    plan = launch.version.plan
+    return launch.version.waits and plan.staged and not (plan.stored_early or plan.stored_before_joins)
 
 
 def begin(launch: Launch) -> tuple[Joining, Waits | None]:

@@ -36,11 +36,13 @@ class TorchEngine(Engine):
         self, group_rule: GroupRule, indices: Sequence[int], groups: Groups, options: Options,
         capture_mode: CaptureMode, arrays: TorchArrays,
     ) -> None:  # fmt: skip
+        on_host = options.offload is not None and options.offload.kind == "step"
         super().__init__(
             group_rule.rule, arrays, options.backend, state_dtypes_of(group_rule, options),
             seed=options.seed or seed_of(groups), resident=capture_mode.asked,
             processes=Processes(options.across, indices, len(groups), options.coordinator), weights=options.weights,
-            watch=options.watch, exclusive=options.offload is not None and options.offload.kind == "step",
+            watch=options.watch, exclusive=on_host,
+            begins=on_host and options.offload is not None and options.offload.backward,
         )  # fmt: skip
         self.group_rule, self.indices, self.published = group_rule, indices, 0
         self.take_numbers(groups, capture_mode)

@@ -5,19 +5,20 @@ value. They run for a transfer group once all its gradients are on the host. Aft
 
 The whole step of a group waits for its end where
 
-- the stages before the first such value write something,
+- the stages before the first such value write something. Engines whose steps may begin choose programs whose stages
+  write states after that value, and compute them again there,
 - a tensor of the group has no state yet, as in the first step, or moves in pieces,
-- it is not known whether a gradient of the group is complete, or still comes,
-- the step measures statistics, or branches of the rule have several programs.
+- it is not known whether a gradient of the group is complete, or still comes.
 
 Early work is dropped, and done again at the end of the step, where a gradient of the group was added to afterwards,
-came unexpectedly, or somebody else wrote a weight. The same holds where tensors joined or moved, and after an error:
-the end of the step meets it again, and there all ranks hear of it.
+came unexpectedly, or somebody else wrote a weight. The same holds where tensors joined or moved, where a branch of the
+rule went another way for tensors whose gradients are missing, and after an error: the end of the step meets it again,
+and there all ranks hear of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,14 +36,17 @@ from rulec.torch.tensors.dtensor import local_tensor
 class _EarlyGroup:
     """The launches of a group, empty where it has none, with what they were made of.
 
-    `calls` are their bound kernels, `extensions` and `versions` the counts of the engine and of the parameters.
+    `calls` are their bound kernels, `extensions` and `versions` the counts of the engine and of the parameters. `alike`
+    is as in `Engine.are_alike`, for all tensors of the step that were expected.
     """
 
+    engine: TorchEngine
     gradients: dict[int, Tensor]
     launches: list[Launch]
     calls: list[Any]
     extensions: int
     versions: list[int]
+    alike: bool
 
 
 class EarlyStages:
@@ -58,21 +62,26 @@ class EarlyStages:
         self.forget()
         self._refs = tensor_refs
 
-    def make(self, group: TransferGroup, gradients: Mapping[int, Tensor]) -> list[Launch]:
+    def make(self, group: TransferGroup, gradients: Mapping[int, Tensor], expected: Iterable[int]) -> list[Launch]:
         """The launches of a group that may begin; empty where they may not, or have begun.
 
-        `gradients` are all of the group, by index of the routes.
+        `gradients` are all of the group, by index of the routes; `expected` are the indices of all gradients of the
+        step, as far as it is known.
         """
-        if group.number in self._groups or not group.whole:
+        if group.number in self._groups or not group.whole or any(self._bucket(place) is None for place in gradients):
             return []
         engine, ids = self._of(gradients)
-        if engine.statistics.due or not all(_is_settled(engine, i) for i in ids):
-            return []
-        (launches,) = engine.ready_each([(ids, [*gradients.values()])], engine.table)
+        alike = self._are_alike(engine, expected)
+        (launches,) = engine.ready_each([(ids, [*gradients.values()])], engine.table, alike=alike)
         launches = launches if all(map(may_begin, launches)) else []
         calls, versions = [launch.version.call for launch in launches], self._versions(gradients)
-        self._groups[group.number] = _EarlyGroup({**gradients}, launches, calls, engine.extensions, versions)
+        early = _EarlyGroup(engine, {**gradients}, launches, calls, engine.extensions, versions, alike)
+        self._groups[group.number] = early
         return launches
+
+    def alike(self, engine: TorchEngine) -> bool | None:
+        """What `Engine.are_alike` returned for the tensors of the step; None where no group of the engine has begun."""
+        return next((early.alike for early in self._groups.values() if early.engine is engine), None)
 
     def take(
         self, chosen: Sequence[tuple[TransferGroup, list[int]]], gradients: Mapping[int, Tensor]
@@ -80,20 +89,29 @@ class EarlyStages:
         """The launches of groups that have begun, by the number of the group, for a step with these gradients."""
         if not self._groups:
             return {}
-        joining = any(self._bucket(place) is None for _, places in chosen for place in places)
+        places = [place for _, mine in chosen for place in mine]
+        joining = any(self._bucket(place) is None for place in places)
+        engines = dict.fromkeys(self._refs[place][0] for place in places)
+        alike = {} if joining else {id(engine): self._are_alike(engine, places) for engine in engines}
         begun = {
             group.number: early.launches
-            for group, places in chosen
+            for group, mine in chosen
             if (early := self._groups.get(group.number)) is not None
-            and not joining
-            and self._holds(early, {place: gradients[place] for place in places})
+            and early.launches
+            and early.alike == alike.get(id(early.engine))
+            and self._holds(early, {place: gradients[place] for place in mine})
         }
         self.forget({*self._groups} - {*begun})
-        return {number: launches for number, launches in begun.items() if launches}
+        return begun
+
+    def _are_alike(self, engine: TorchEngine, places: Iterable[int]) -> bool:
+        """What `Engine.are_alike` returns for its tensors at these indices that have states."""
+        refs = [self._refs[place] for place in places]
+        return engine.are_alike(tuple(i for of, i in refs if of is engine and engine.tensors[i].bucket is not None))
 
     def _holds(self, early: _EarlyGroup, gradients: Mapping[int, Tensor]) -> bool:
         """Whether everything is as it was for the early stages of a group."""
-        before, (engine, _) = early.gradients, self._of(gradients)
+        before, engine = early.gradients, early.engine
         return (
             before.keys() == gradients.keys()
             and all(_same_memory(before[place], grad) for place, grad in gradients.items())
@@ -119,12 +137,6 @@ class EarlyStages:
 
     def _versions(self, places: Mapping[int, Any]) -> list[int]:
         return [local_tensor(self._routes[place].param)._version for place in places]
-
-
-def _is_settled(engine: TorchEngine, tensor_id: int) -> bool:
-    """Whether a tensor has states, and its rule one program where tensors need values of each other."""
-    bucket = engine.tensors[tensor_id].bucket
-    return bucket is not None and not any(b.program.predicates and b.program.joins for b in engine.buckets.values())
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:

@@ -197,7 +197,8 @@ class HostStep:
                 continue
             for place, grad in mine.items():
                 check_conforms(grad, self.mirrors[place], self._routes[place].name)
-            launches = self.early.make(group, mine)
+            expected = (place for place in range(len(self._routes)) if place in gradients or comes(place))
+            launches = self.early.make(group, mine, expected)
             self._order, self._index = [], {}
             self._added([(group, launch) for launch in launches], mine, arrived=True)
             for launch in launches:
@@ -232,7 +233,7 @@ class HostStep:
                 )
                 for group, mine in of_engine
             ]
-            each = engine.ready_each(sets, engine.table, inputs)
+            each = engine.ready_each(sets, engine.table, inputs, self.early.alike(engine))
             ready |= {group.number: launches for (group, _), launches in zip(of_engine, each, strict=True)}
         return ready
 

@@ -25,7 +25,33 @@ from tests.torch.offload.scripted import Device, ScriptedLink
 
 CLIPPED = "clip_by_global_norm >> adamw"
 
+#: Rules with a state that a step without early stages writes before its first value of the whole model.
+WRITING = ["nsgdm", "prodigy", "clip_by_global_norm >> prodigy"]
+
+#: A rule with a branch that is decided before the step, and other reductions over the model on each arm.
+BRANCHED = """
+name: Branched
+hyper: {lr: 0.01}
+state: {m: 0}
+step: |
+  if t > 3:
+    h = g/(1 + norm(g, per="model"))
+  else:
+    h = g/(3 + norm(2*g, per="model"))
+  m = 0.9*m + h
+  p = p - lr*m
+"""
+
+RULES = [
+    CLIPPED, "clip_by_global_norm >> lamb", "dog", "dadapt_adam", "skip_large >> adamw", "avagrad", *WRITING, BRANCHED,
+]  # fmt: skip
+
 BF16, F32 = torch.bfloat16, torch.float32
+
+
+def title_of(rule: Any) -> str:
+    """The first line of a rule's text, or its name."""
+    return str(rule).strip().split("\n")[0]
 
 
 def layers(dtype: torch.dtype, bias: bool) -> nn.Sequential:
@@ -43,12 +69,14 @@ def loss(net: nn.Module, number: int) -> Tensor:
 class Scripted:
     """A training inside the backward pass over links of a scripted device, and the same without offload.
 
-    Each matrix is a transfer group. `log` has what happens in its order: gradients that arrive, stages of kernels, and
-    requests of copies up, each with the number of its layer.
+    Each matrix is a transfer group. `rule` is a name or the text of a rule. `log` has the events in their order:
+    gradients that arrive, stages of kernels, and requests of copies up, each with the number of its layer. `bytes`
+    counts the bytes over the link, by direction.
     """
 
     def __init__(self, rule: str, dtype: torch.dtype, bias: bool = False, **keywords: Any) -> None:
-        self.device, self.log = Device(), list[tuple[str, int]]()
+        made = rulec.parse(rule) if "\n" in rule else rulec.load(rule)
+        self.device, self.log, self.bytes = Device(), list[tuple[str, int]](), {"down": 0, "up": 0}
         self.net, self.twin = layers(dtype, bias), layers(dtype, bias)
         buffer = 256 * dtype.itemsize
         for number, layer in enumerate(self.net):
@@ -56,9 +84,10 @@ class Scripted:
             hook(lambda param, number=number: self.log.append(("gradient", number)))
         with self.linked():
             params = [*self.net.named_parameters()]
-            self.opt: Any = EagerUpdate(params, rule, offload="step", offload_buffer=buffer, **keywords)
+            self.opt: Any = EagerUpdate(params, made, offload="step", offload_buffer=buffer, **keywords)
         weights = "master" if dtype == BF16 else None
-        self.other: Any = rulec.torch.optimizer(rule)(self.twin.named_parameters(), weights=weights)
+        watched = {key: keywords[key] for key in ("watch", "watch_every") if key in keywords}
+        self.other: Any = rulec.torch.optimizer(made)(self.twin.named_parameters(), weights=weights, **watched)
         #: The numbers of copies up that had not ended at each last stage.
         self.copying: list[int] = []
 
@@ -68,8 +97,13 @@ class Scripted:
         made, kernel = self, Launch.kernel
 
         class Logged(ScriptedLink):
+            def down(self, pairs: Pairs) -> Event:
+                made.bytes["down"] += sum(into.nbytes for into, _ in pairs)
+                return super().down(pairs)
+
             def up(self, pairs: Pairs, after: object = None) -> Event:
                 made.log += [("up", made.layer_of(into)) for into, _ in pairs]
+                made.bytes["up"] += sum(into.nbytes for into, _ in pairs)
                 return super().up(pairs, after)
 
         def logged(launch: Launch, stage: int, *arguments: Any) -> Any:
@@ -129,6 +163,11 @@ class Scripted:
         assert_same_bits([*self.net.parameters()], [*self.twin.parameters()])
         assert_same_bits(self.opt.state_dict()["state"], self.other.state_dict()["state"])
 
+    def train(self, layer: int, trained: bool) -> None:
+        """Freezes a layer, or trains it again."""
+        for net in (self.net, self.twin):
+            net[layer].requires_grad_(trained)
+
 
 def test_norms_are_taken_as_gradients_arrive_and_copies_up_overlap_updates() -> None:
     run = Scripted(CLIPPED, BF16, contributions=1)
@@ -145,19 +184,76 @@ def test_norms_are_taken_as_gradients_arrive_and_copies_up_overlap_updates() -> 
     run.check([[0], [1], [2]])
 
 
-@pytest.mark.parametrize("rule", [CLIPPED, "clip_by_global_norm >> lamb", "dog", "dadapt_adam"])
+@pytest.mark.parametrize("rule", RULES, ids=title_of)
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_random_orders_have_the_bits_of_steps_without_offload(rule: str, dtype: torch.dtype) -> None:
     for seed in range(2):
         run = Scripted(rule, dtype, contributions=1)
         run.device.choose = random.Random(seed).randrange
-        run.steps(4)
-        run.check([[0], [1], [2], [3]])
+        run.steps(5)
+        run.check([[0], [1], [2], [3], [4]])
 
 
 def early(run: Scripted) -> list[int]:
     """The layers whose first stage has run so far."""
     return [layer for what, layer in run.log if what == "stage 0"]
+
+
+@pytest.mark.parametrize("watch", [None, "norms"])
+@pytest.mark.parametrize("rule", [CLIPPED, *WRITING, "adagc", BRANCHED], ids=title_of)
+def test_all_but_the_last_stages_run_in_the_backward_pass(rule: str, watch: str | None) -> None:
+    run = Scripted(rule, BF16, contributions=1, watch=watch)
+    everything = 5 * 256 * BF16.itemsize
+    for number in range(5):
+        run.log, run.bytes = [], {"down": 0, "up": 0}
+        run.backward(number)
+        assert early(run) == ([4, 3, 2, 1, 0] if number else [])
+        assert run.bytes == {"down": everything, "up": 0}
+        run.log = []
+        run.step()
+        assert early(run) == ([] if number else [4, 3, 2, 1, 0])
+        assert run.bytes == {"down": everything, "up": everything}
+        run.check([[number]])
+        if watch is not None:
+            assert run.opt.statistics().numbers() == pytest.approx(run.other.statistics().numbers(), rel=1e-6)
+
+
+def test_statistics_of_every_second_step() -> None:
+    run = Scripted(CLIPPED, F32, contributions=1, watch="norms", watch_every=2)
+    for number in range(5):
+        run.log = []
+        run.backward(number)
+        assert early(run) == ([4, 3, 2, 1, 0] if number else [])
+        run.step()
+        run.check([[number]])
+        one, other = run.opt.statistics(), run.other.statistics()
+        assert one.step == other.step == number // 2 * 2 + 1
+        assert one.numbers() == pytest.approx(other.numbers(), rel=1e-6)
+
+
+@pytest.mark.parametrize("event", ["none", "missing", "written"])
+def test_a_branch_that_goes_two_ways_in_one_step(event: str) -> None:
+    """A layer is a step behind the others.
+
+    Early work of all is dropped where its gradient is expected and `missing`, and that of one whose weight is written.
+    """
+    run = Scripted(BRANCHED, F32, contributions=1, watch="norms")
+    for number in range(6):
+        missing = number == 1 or (number == 3 and event == "missing")
+        run.train(2, not missing)
+        run.log = []
+        run.backward(number)
+        begun = early(run)
+        assert begun == ([layer for layer in (4, 3, 2, 1, 0) if layer != 2 or not missing] if number else [])
+        if number == 3 and event == "written":
+            with torch.no_grad():
+                run.net[2].weight.mul_(1)
+        run.log = []
+        run.step()
+        again = {"none": [], "missing": begun, "written": [2]}[event] if number == 3 else []
+        assert early(run) == (again if number else [4, 3, 2, 1, 0])
+        run.check([[number]])
+        assert run.opt.statistics().numbers() == pytest.approx(run.other.statistics().numbers(), rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
