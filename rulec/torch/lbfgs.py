@@ -47,13 +47,19 @@ class LBFGS(Optimizer, Lockable):
         tolerance_change: ends a step where the loss, or every parameter, changed by less, 1e-9 by default
         history_size: number of pairs of changes, of parameters and gradients, 100 by default
         line_search_fn: None for steps of lr, `strong_wolfe`, `zoom`, or `backtracking` (Armijo), None by default
+        offload: None alone: any other value is a HyperError, for the history stays on the device
     """
 
     def __init__(
         self, params: ParamsT, lr: float | Tensor = 1, max_iter: int = 20, max_eval: int | None = None,
         tolerance_grad: float = 1e-7, tolerance_change: float = 1e-9, history_size: int = 100,
-        line_search_fn: str | None = None,
+        line_search_fn: str | None = None, *, offload: None = None,
     ) -> None:  # fmt: skip
+        if offload is not None:
+            raise HyperError(
+                f"LBFGS evaluates the model again in a step, with its history on the device, which offload={offload!r} "
+                f"does not move: leave offload out, and give a smaller history_size where memory lacks"
+            )
         settings: dict[str, Any] = {
             "lr": lr, "max_iter": max_iter, "max_eval": max_eval, "tolerance_grad": tolerance_grad,
             "tolerance_change": tolerance_change, "history_size": history_size, "line_search_fn": line_search_fn,

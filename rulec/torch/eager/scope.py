@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
-from torch.optim import LBFGS, Optimizer
+import torch
+from torch.optim import Optimizer
 
 from rulec.analysis.flow import flow_of
 from rulec.analysis.structure import scope_of
 from rulec.errors import HyperError, RuleError
 from rulec.language.evaluations import check_single
 from rulec.language.rule import Rule
+from rulec.torch.lbfgs import LBFGS
 from rulec.torch.optimizer import RuleOptimizer
 from rulec.torch.partitioned import Partitioned
 from rulec.torch.tensors.dtensor import is_split, sees_more
@@ -76,7 +78,7 @@ def meeting_places(optimizer: RuleOptimizer) -> frozenset[int]:
 def check_declared(optimizer: Optimizer, scope: Any) -> None:
     """HyperError or RuleError where a foreign optimizer does not say that each tensor's update is its own."""
     name = type(optimizer).__name__
-    if isinstance(optimizer, LBFGS):
+    if isinstance(optimizer, LBFGS | torch.optim.LBFGS):
         raise RuleError("LBFGS needs all gradients at once, several times in a step: use the optimizer itself")
     if scope not in get_args(Scope):
         raise HyperError(

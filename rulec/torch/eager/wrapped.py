@@ -100,8 +100,8 @@ def inner_of(rule: Runs, params: Any, names: Mapping[int, str], scope: Any, keyw
         return inner_around(Partitioned(rule, pairs, **keywords), None)
     if isinstance(rule, Rule | str | Path):
         rule = class_of(rule)
-    if isinstance(rule, type) and not issubclass(rule, RuleOptimizer) and keywords.get("offload") is not None:
-        raise HyperError(f"offload={keywords['offload']!r} is for rules, and {rule.__name__} is none: leave it out")
+    if isinstance(rule, type) and not issubclass(rule, RuleOptimizer):
+        _check_no_offload(keywords, rule.__name__)
     if not callable(rule):
         raise HyperError(
             f"an eager optimizer runs a rule, its name, a partition or a class of optimizers, not a "
@@ -109,12 +109,25 @@ def inner_of(rule: Runs, params: Any, names: Mapping[int, str], scope: Any, keyw
         )
     if isinstance(rule, type) and issubclass(rule, RuleOptimizer) and any(map(reads_layers, rule.interface.rules)):
         params = [(names[id(p)], p) if isinstance(p, Tensor) and id(p) in names else p for p in params]
-    optimizer = rule(params, **keywords)
+    try:
+        optimizer = rule(params, **keywords)
+    except TypeError as error:
+        if "'offload" in str(error):  # a function passes it on to a class that has no such keyword
+            _check_no_offload(keywords, "what the function makes")
+        raise
     if not isinstance(optimizer, Optimizer):
         raise HyperError(
             f"{rule!r} must make a torch.optim.Optimizer of the parameters, not a {type(optimizer).__name__}"
         )
+    if not isinstance(optimizer, RuleOptimizer | Partitioned):
+        _check_no_offload(keywords, type(optimizer).__name__)
     return inner_around(optimizer, scope)
+
+
+def _check_no_offload(keywords: Mapping[str, Any], name: str) -> None:
+    """HyperError where an offload is asked for, of an optimizer that is not of a rule."""
+    if keywords.get("offload") is not None:
+        raise HyperError(f"offload={keywords['offload']!r} is for rules, and {name} is none: leave it out")
 
 
 def inner_around(optimizer: Optimizer, scope: Any) -> Inner:

@@ -46,7 +46,7 @@ from rulec.torch.offload.program_states import arrays_of_stage
 from rulec.torch.offload.ring import Ring, Rings, aligned, bytes_of, view_in
 from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import is_fake, plain_memory
-from rulec.torch.tensors.tensors import check_conforms, dtype_name
+from rulec.torch.tensors.tensors import check_conforms, dtype_name, is_dense
 
 _MASTER = PARTS["master"].name
 
@@ -130,7 +130,8 @@ class HostStep:
             lambda place: kind_of(self._routes[place], numbers[id(tensor_refs[place][0])]), self._options.buffer,
             bounds,
         )  # fmt: skip
-        self._place_mirrors(groups)
+        dense = [is_dense(route.here) for route in self._routes]
+        self._place_mirrors([replace(each, whole=each.whole or not dense[each.places[0]]) for each in groups])
 
     def _place_mirrors(self, groups: list[TransferGroup]) -> None:
         """Gives each mirror its place in a buffer of weights; one that is moved in pieces has no memory.

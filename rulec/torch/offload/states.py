@@ -213,7 +213,8 @@ class StreamedStates:
         memory = self._ring(group).of(group.number).memory
         if group.whole:
             return placed(homes, memory, offset)
-        return {name: memory[: home.element_size()].view(home.dtype).expand(home.shape) for name, home in homes.items()}
+        one = {name: memory[: home.element_size()].view(home.dtype)[0] for name, home in homes.items()}
+        return {name: one[name].expand(home.shape) for name, home in homes.items()}
 
     def _ring(self, group: TransferGroup) -> DeviceRing:
         return self._rings[self.mirrors[group.places[0]].device]
