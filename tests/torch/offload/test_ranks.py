@@ -31,9 +31,12 @@ def loss_of(params: list[Tensor], number: int) -> Tensor:
     ).sum()
 
 
-def trained(params: list[Tensor], rule: str, rank: int, offload: str) -> list[Tensor]:
-    """The parameters after steps; in the third the last process has no gradient."""
-    words: dict[str, Any] = {"max_norm": 0.1, "reduce_over": dist.group.WORLD}
+def trained(
+    params: list[Tensor], rule: str, rank: int, offload: str, **more: Any
+) -> tuple[list[Tensor], list[Any]]:  # fmt: skip
+    """The parameters after steps, and the statistics of each; in the third step the last process has no gradient."""
+    measured = []
+    words: dict[str, Any] = {"max_norm": 0.1, "reduce_over": dist.group.WORLD, **more}
     words |= {"weights": "master"} if params[0].dtype == BF16 else {}
     if offload:
         words |= {"offload": offload.removeprefix("eager "), "offload_buffer": 256}
@@ -50,20 +53,38 @@ def trained(params: list[Tensor], rule: str, rank: int, offload: str) -> list[Te
             else:
                 loss.backward()
         optimizer.step()
-    return params
+        measured += [optimizer.statistics().numbers()] if "watch" in more else []
+    return params, measured
 
 
 def reduced(rank: int, dtype: torch.dtype) -> None:
     """Each process has a part of the model, and all clip by the norm of the whole."""
     rule = "clip_by_global_norm >> adamw"
-    plain = trained(parameters(dtype, SHAPES[rank]), rule, rank, "")
+    plain, _ = trained(parameters(dtype, SHAPES[rank]), rule, rank, "")
     for offload in ("step", "states", "eager step"):
-        assert_same_bits(trained(parameters(dtype, SHAPES[rank]), rule, rank, offload), plain)
+        assert_same_bits(trained(parameters(dtype, SHAPES[rank]), rule, rank, offload)[0], plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 def test_processes_with_other_parameters_reduce_together(dtype: torch.dtype) -> None:
     check_in_processes(partial(reduced, dtype=dtype))
+
+
+def measured(rank: int) -> None:
+    """Statistics of tensors, and of the model, of which each process has a part."""
+    rule, joint = "clip_by_global_norm >> adamw", {"whole": 'norm(g, per="model")', "own": "norm(g)"}
+    for watch, every in (("norms", 1), ("norms", 2), (joint, 1), (joint, 3)):
+        words: dict[str, Any] = {"watch": watch, "watch_every": every}
+        plain, numbers = trained(parameters(shapes=SHAPES[rank]), rule, rank, "", **words)
+        ways = ("step", "states", "eager step") if watch == "norms" else ("step", "states")
+        for offload in ways:
+            params, others = trained(parameters(shapes=SHAPES[rank]), rule, rank, offload, **words)
+            assert_same_bits(params, plain)
+            assert others == [pytest.approx(each, rel=1e-6) for each in numbers]
+
+
+def test_statistics_of_processes_with_other_parameters() -> None:
+    check_in_processes(measured)
 
 
 def uneven(rank: int, rule: str, offload: str) -> None:

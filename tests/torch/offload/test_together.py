@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,9 +14,10 @@ from torch import Tensor, nn
 
 import rulec
 import rulec.torch
-from rulec.errors import HyperError
+from rulec.errors import HyperError, PartialUpdate
 from rulec.es.perturbation import Perturbation
-from tests.torch.offload.runs import assert_same_bits
+from rulec.runtime.buckets.launch import Launch
+from tests.torch.offload.runs import assert_same_bits, parameters, take_steps
 
 Run = Callable[[nn.Module, dict[str, Any]], nn.Module]
 
@@ -43,15 +46,59 @@ def gradients_of_segments(made: nn.Module, words: dict[str, Any]) -> nn.Module:
     return made
 
 
-def copies(made: nn.Module, words: dict[str, Any]) -> nn.Module:
-    optimizer = rulec.torch.AdamW(made.parameters(), **words)
-    for step in range(4):
-        optimizer.zero_grad()
+def copied(copy_of: Callable[[Any], Any], rule: str) -> Run:
+    """Steps, of which those from the third on are of a copy."""
+
+    def run(made: nn.Module, words: dict[str, Any]) -> nn.Module:
+        optimizer: Any = rulec.torch.optimizer(rule)(made.parameters(), **words)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss(made).backward()
+            optimizer.step()
+            if step == 1:
+                made, optimizer = copy_of((made, optimizer))
+        return made
+
+    return run
+
+
+def another_buffer(made: nn.Module, words: dict[str, Any]) -> nn.Module:
+    """Each step is of another optimizer, of which those with an offload have other buffers."""
+    kind: Any = rulec.torch.optimizer("clip_by_global_norm >> adamw")
+    before = None
+    for buffer in (4096, 600, 64, 1 << 20):
+        more = {**words, "offload_buffer": buffer} if "offload" in words else words
+        optimizer = kind(made.parameters(), max_norm=0.1, **more)
+        if before is not None:
+            optimizer.load_state_dict(before.state_dict())
         loss(made).backward()
         optimizer.step()
-        if step == 1:
-            made, optimizer = copy.deepcopy((made, optimizer))
+        optimizer.zero_grad()
+        before = optimizer
     return made
+
+
+def groups_that_come_later(rule: str, inside: bool) -> Run:
+    """Steps of a part of the model, and then of all of it."""
+
+    def run(made: nn.Module, words: dict[str, Any]) -> nn.Module:
+        first, last = [*made[0].parameters()], [*made[2].parameters()]  # type: ignore[index]
+        inside_here = inside and words.get("offload") == "step"
+        kind: Any = rulec.torch.optimizer(rule)
+        optimizer = rulec.torch.EagerUpdate(first, rule, **words) if inside_here else kind(first, **words)
+        for step in range(5):
+            if step == 2:
+                optimizer.add_param_group({"params": last, "lr": 0.01})
+            made.zero_grad()
+            if inside_here:
+                with optimizer.backward():
+                    loss(made).backward()
+            else:
+                loss(made).backward()
+            optimizer.step()
+        return made
+
+    return run
 
 
 def compiled_steps(made: nn.Module, words: dict[str, Any]) -> nn.Module:
@@ -130,7 +177,12 @@ def evolution(fused: bool) -> Run:
 
 RUNS: dict[str, Run] = {
     "gradients of segments": gradients_of_segments,
-    "copies": copies,
+    "copies": copied(copy.deepcopy, "adamw"),
+    "copies of a clip": copied(copy.deepcopy, "clip_by_global_norm >> adamw"),
+    "pickles": copied(lambda pair: pickle.loads(pickle.dumps(pair)), "prodigy"),  # noqa: S301 - of this test
+    "another buffer in each step": another_buffer,
+    "groups that come later": groups_that_come_later("lamb", inside=False),
+    "groups that come later in the backward pass": groups_that_come_later("clip_by_global_norm >> adamw", inside=True),
     "compiled steps": compiled_steps,
     "closures": closures,
     "tags": tagged,
@@ -167,3 +219,107 @@ def test_a_capturable_group_that_comes_later_is_refused(offload: str) -> None:
         opt.step()
     for mine, other in zip((made, later), others, strict=True):
         assert_same_bits([*mine.parameters()], [*other.parameters()])
+
+
+WATCHES: list[Any] = [
+    "norms",
+    {"whole": 'norm(g, per="model")', "mine": 'norm(g, per="group")'},
+    {"rows": 'norm(g, per="row")'},
+]
+
+
+@pytest.mark.parametrize("offload", ["step", "states"])
+@pytest.mark.parametrize("watch", WATCHES, ids=["tensors", "groups", "rows"])
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_statistics_are_those_without_offload(offload: str, watch: Any, every: int) -> None:
+    for rule in ("adamw", "clip_by_global_norm >> adamw", "lamb"):
+        runs = []
+        for words in ({}, {"offload": offload, "offload_buffer": 4096}):
+            params = parameters(shapes=[(64, 48), (200, 30), (5, 6)])
+            optimizer = rulec.torch.optimizer(rule)(params, watch=watch, watch_every=every, **words)
+            measured = []
+            for number in range(4):
+                take_steps(optimizer, params, 1, number)
+                known = optimizer.statistics()
+                measured.append((known.step, known.numbers()))
+            runs.append((measured, params))
+        assert_same_bits(runs[1], runs[0])
+
+
+@pytest.mark.parametrize("rule", ["soap_axes", "shampoo_axes"])
+@pytest.mark.parametrize("offload", ["step", "states"])
+def test_states_of_each_axis(rule: str, offload: str) -> None:
+    runs = []
+    for words in ({}, {"offload": offload, "offload_buffer": 64}):
+        params = parameters(torch.bfloat16, [(6, 5), (4, 3, 5), (8,)])
+        optimizer = rulec.torch.optimizer(rule)(params, weights="master", **words)
+        take_steps(optimizer, params, 3)
+        runs.append((params, optimizer.state_dict()["state"]))
+    assert_same_bits(runs[1], runs[0])
+
+
+@pytest.mark.parametrize("offload", ["step", "states"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_an_interrupt_of_any_kernel(offload: str, after: bool) -> None:
+    """The interrupt comes before the kernel, or after it. What was written is said, and steps go on."""
+    for rule in ("clip_by_global_norm >> adamw", "adafactor"):
+        for number in range(100):
+            params, others = parameters(), parameters()
+            optimizer, other = (
+                rulec.torch.optimizer(rule)(params, offload=offload, offload_buffer=2048),
+                rulec.torch.optimizer(rule)(others),
+            )
+            take_steps(optimizer, params, 2)
+            take_steps(other, others, 2)
+            saved = copy.deepcopy(optimizer.state_dict())
+            with mock.patch.object(Launch, "kernel", Interrupting(number, after)) as kernel:
+                try:
+                    take_steps(optimizer, params, 1, 2)
+                except KeyboardInterrupt:
+                    pass
+                else:
+                    break
+            assert kernel.count == number + 1
+            check_after_an_interrupt(optimizer, params, others, saved)
+            take_steps(optimizer, params, 2, 2)
+            take_steps(other, others, 2, 2)
+            assert_same_bits(params, others)
+            assert_same_bits(optimizer.state_dict()["state"], other.state_dict()["state"])
+        assert number > 3
+
+
+class Interrupting:
+    """A kernel call that KeyboardInterrupt ends, once: the call of a number, before or after the kernel."""
+
+    def __init__(self, number: int, after: bool) -> None:
+        self.number, self.after, self.count, self._kernel = number, after, 0, Launch.kernel
+
+    def __get__(self, launch: Any, kind: Any = None) -> Any:
+        if launch is None:
+            return self
+
+        def kernel(*arguments: Any) -> Any:
+            self.count += 1
+            ends = self.count == self.number + 1
+            if ends and not self.after:
+                raise KeyboardInterrupt
+            written = self._kernel(launch, *arguments)
+            if ends:
+                raise KeyboardInterrupt
+            return written
+
+        return kernel
+
+
+def check_after_an_interrupt(optimizer: Any, params: list[Tensor], before: list[Tensor], saved: dict[str, Any]) -> None:
+    """Asserts that nothing was changed or that it is said, and goes back to what was there before."""
+    if optimizer._machine.writer.unfinished:
+        with pytest.raises(PartialUpdate, match="interrupted"):
+            optimizer.state_dict()
+        with torch.no_grad():
+            for param, old in zip(params, before, strict=True):
+                param.copy_(old)
+        optimizer.load_state_dict(saved)
+    else:
+        assert_same_bits(params, before)
+        assert_same_bits(optimizer.state_dict()["state"], saved["state"])
