@@ -242,6 +242,7 @@ class Passes:
         self.parameter_index.unrelease()
         if self.step is not None:
             self.step.stop()
+            self.step.abandon()
         self.step = None
 
     # A step that ended in its middle
@@ -260,6 +261,7 @@ class Passes:
             else:
                 self._drop()
                 self.step = None
+                step.abandon()
 
     def _drop(self) -> None:
         """Leaves no gradient."""

@@ -92,6 +92,9 @@ class Inner(ABC):
     def close(self) -> None:
         """Closes the step."""
 
+    def abandon(self) -> None:  # noqa: B027 - others have nothing of a step that updated nothing
+        """Closes a step that updated nothing, or whose updates were taken back."""
+
     def buffers(self, place: int) -> Mapping[str, Any]:
         """The state of a parameter now; empty before its first step."""
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -259,6 +262,11 @@ class RuleInner(Inner):
         with self.optimizer._lock:
             self.machine.end(self.optimizer.param_groups)
 
+    def abandon(self) -> None:
+        with self.optimizer._lock:
+            if self.optimizer._machine is not None:
+                self.machine.abandon()
+
     def buffers(self, place: int) -> Mapping[str, Any]:
         return self.machine.buffers.written(place)
 
@@ -304,6 +312,10 @@ class PartitionedInner(Inner):
     def forget_early(self) -> None:
         for each in self._inner:
             each.forget_early()
+
+    def abandon(self) -> None:
+        for each in self._inner:
+            each.abandon()
 
     def hold(self) -> None:
         for each in self._inner:

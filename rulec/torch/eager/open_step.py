@@ -269,6 +269,11 @@ class OpenStep:
             self.inner.close()
         return self.report()
 
+    def abandon(self) -> None:
+        """Ends the step without updates, or after they were taken back."""
+        if self._frozen is not None:
+            self.inner.abandon()
+
     def report(self) -> Report:
         """The report of the step so far."""
         account = self.gradient_bytes

@@ -225,6 +225,7 @@ class EagerUpdate(Optimizer, Lockable):
                 "rollback() needs the old tensors, which are kept with journal=True: call accept_partial()"
             )
         step.journal.restore()
+        step.abandon()
         self._passes.end_partial()
 
     @synchronized

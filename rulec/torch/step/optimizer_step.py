@@ -236,6 +236,12 @@ class OptimizerStep(StepTensors):
             self.group_states.publish(groups)
             self.writer.finish()
 
+    def abandon(self) -> None:
+        """Closes a step that updated nothing, or whose updates were taken back: the last statistics are there again."""
+        self.forget_early()
+        self.writer.abandon()
+        self.measurements.end(False)
+
     def fire(
         self, places: tuple[int, ...], grads: Sequence[Tensor], meets: bool = False, arrived: bool = False
     ) -> bool:  # fmt: skip

@@ -227,6 +227,10 @@ class Writer:
             engine.begin()
         self._opened, self._counted_skip = True, False
 
+    def abandon(self) -> None:
+        """Closes the step without new values of groups and of the model."""
+        self._opened = False
+
     def end(self) -> None:
         """Closes the step: values of groups and of the model take their new value."""
         self._opened = False

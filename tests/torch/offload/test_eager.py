@@ -265,6 +265,24 @@ def test_a_closed_optimizer_takes_steps_after_the_backward_pass(way: str) -> Non
     assert_same_bits([*ours.parameters()], [*theirs.parameters()])
 
 
+def test_a_step_that_is_given_up_leaves_no_trace(way: str) -> None:
+    """The statistics are those of the step before, and the optimizer inside takes whole steps again."""
+    ours, theirs = model(), model()
+    one, other = eager("prodigy", ours, contributions=1, watch="norms"), plain("prodigy", theirs)
+    step(one, ours, 0)
+    numbers = one.statistics().numbers()
+    with one.backward():
+        loss_of(ours, 7).backward()
+    one.zero_grad()
+    assert one.statistics().numbers() == numbers
+    one.close()
+    plain_step(other, theirs, 0)
+    for number in range(1, 4):
+        plain_step(one.inner, ours, number)
+        plain_step(other, theirs, number)
+    assert_alike(ours, theirs, one, other)
+
+
 # Bytes
 
 

@@ -350,6 +350,25 @@ def test_gradients_that_are_taken_away_leave_nothing() -> None:
     run.check([[0], [1], [2]])
 
 
+@pytest.mark.parametrize("rule", [CLIPPED, "nsgdm", BRANCHED], ids=title_of)
+@pytest.mark.parametrize("layer", [4, 2, 0])
+def test_an_interrupt_of_an_early_stage_leaves_no_trace(rule: str, layer: int) -> None:
+    run = Scripted(rule, BF16, contributions=1, watch="norms")
+    run.steps(2)
+    numbers, kernel = run.opt.statistics().numbers(), Launch.kernel
+
+    def interrupted(launch: Launch, stage: int, *arguments: Any) -> Any:
+        if (stage, launch.part.tensors[0].name) == (0, f"{layer}.weight"):
+            raise KeyboardInterrupt
+        return kernel(launch, stage, *arguments)
+
+    with mock.patch.object(Launch, "kernel", interrupted), pytest.raises(KeyboardInterrupt):
+        run.backward(2)
+    assert run.opt.statistics().numbers() == numbers
+    run.steps(2, first=2)
+    run.check([[0], [1], [2], [3]])
+
+
 @pytest.mark.parametrize("rule", ["adamw", CLIPPED])
 def test_weights_are_written_once_the_device_has_read_them(rule: str) -> None:
     run = Scripted(rule, BF16, contributions=1)
