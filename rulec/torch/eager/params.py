@@ -20,6 +20,7 @@ from rulec.language.source import did_you_mean
 from rulec.torch.groups.routes import names_of
 from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import is_fake
+from rulec.torch.tensors.memory import bytes_in_words
 
 
 class ParameterIndex:
@@ -145,9 +146,6 @@ class Released(Tensor):
         return "<a gradient that was used inside the backward pass and freed>"
 
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
 @dataclass(frozen=True)
 class Report:
     """The last step of an eager optimizer.
@@ -175,21 +173,13 @@ class Report:
             ("deferred", f"{self.deferred}"),
             ("untouched", f"{self.untouched}"),
             *([("dropped", f"{self.dropped}")] if self.dropped else []),
-            ("gradients freed", _bytes(self.bytes_freed)),
-            ("gradients at most", _bytes(self.peak_gradient_bytes)),
-            ("largest gradient", _bytes(self.largest_gradient_bytes)),
-            *([("kept for rollback", _bytes(self.journal_bytes))] if self.journal_bytes else []),
+            ("gradients freed", bytes_in_words(self.bytes_freed)),
+            ("gradients at most", bytes_in_words(self.peak_gradient_bytes)),
+            ("largest gradient", bytes_in_words(self.largest_gradient_bytes)),
+            *([("kept for rollback", bytes_in_words(self.journal_bytes))] if self.journal_bytes else []),
         ]
         width = max(len(head) for head, _ in rows)
         return "\n".join(f"{head:{width}}  {text}" for head, text in rows)
-
-
-def _bytes(count: int) -> str:
-    """A number of bytes in the largest unit that is not above it."""
-    size, unit = float(count), 0
-    while size >= 1024 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.4g} {_UNITS[unit]}"
 
 
 class GradientBytes:

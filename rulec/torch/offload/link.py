@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rulec.errors import RulecError, TensorError
 from rulec.torch.tensors.fake import is_fake, plain_memory
+from rulec.torch.tensors.memory import bytes_in_words
 
 #: Tensors to write and the tensors that they are copies of, of the same shapes and dtypes.
 Pairs: TypeAlias = Sequence[tuple[Tensor, Tensor]]
@@ -48,7 +49,7 @@ class Link(ABC):
                 return torch.empty(count, dtype=torch.uint8, device=self.device)
         except torch.cuda.OutOfMemoryError as error:
             raise TensorError(
-                f"{self.device} has no memory for a transfer buffer of {count / 2**20:.0f} MiB: nothing was changed; "
+                f"{self.device} has no memory for a transfer buffer of {bytes_in_words(count)}: nothing was changed; "
                 f"give a smaller offload_buffer"
             ) from error
 
@@ -162,7 +163,7 @@ class CudaLink(Link):
                 return torch.empty(count, dtype=torch.uint8, pin_memory=self.pinned)
         except RuntimeError as error:
             raise TensorError(
-                f"{count / 2**20:.0f} MiB of pinned host memory cannot be had for {self.device} ({first_line(error)}): "
+                f"{bytes_in_words(count)} of pinned host memory cannot be had for {self.device} ({first_line(error)}): "
                 f"nothing was changed; raise the limit of locked memory (ulimit -l), give a smaller offload_buffer, "
                 f"or offload_pinned=False for slower copies from pageable memory"
             ) from error

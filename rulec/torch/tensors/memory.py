@@ -17,6 +17,16 @@ from rulec.errors import RulecError, StateMismatch, TensorError
 from rulec.torch.tensors.dtensor import local_tensor
 from rulec.torch.tensors.fake import has_no_memory
 
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def bytes_in_words(count: int) -> str:
+    """A number of bytes in the largest unit that is not above it."""
+    size, unit = float(count), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.4g} {_UNITS[unit]}"
+
 
 def span_of(tensor: Tensor) -> int:
     """The number of element positions from a strided tensor's first element to its last, both included."""

@@ -14,6 +14,7 @@ import rulec
 import rulec.torch
 from rulec.errors import HyperError, RulecError
 from rulec.es.perturbation import Perturbation
+from rulec.integrations.huggingface import optimizer_cls_and_kwargs
 from rulec.torch.classes import class_names
 from tests.torch.offload.runs import assert_same_bits, take_steps
 
@@ -48,6 +49,11 @@ def of_a_strategy(net: nn.Module, folder: Path, words: dict[str, Any]) -> Any:
     return rulec.torch.AdamW(strategy.parameters.values(), **words)
 
 
+def of_a_trainer(net: nn.Module, folder: Path, words: dict[str, Any]) -> Any:
+    kind, keywords = optimizer_cls_and_kwargs("adamw", lr=1e-3, **words)
+    return kind(net.named_parameters(), **keywords)
+
+
 def eager(rule: Any, **more: Any) -> Make:
     return lambda net, folder, words: rulec.torch.EagerUpdate(net, rule, **more, **words)
 
@@ -59,6 +65,7 @@ WORKING: dict[str, Make] = {
     "a partition": of_a_partition({"**/bias": "lion", "...": "adamw"}),
     "a partition of a clip": of_a_partition({"**/bias": "clip_by_global_norm >> adamw", "...": "adamw"}),
     "groups of a partition": of_groups,
+    "the class and keywords of a trainer": of_a_trainer,
     "an evolution strategy": of_a_strategy,
     "eager updates": eager("adamw"),
     "eager updates of a partition": eager(rulec.partition({"**/bias": "lion", "...": "adamw"})),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -14,8 +14,10 @@ from torch import Tensor
 
 import rulec.torch
 from rulec.errors import TensorError
-from rulec.torch.offload.link import HostLink, _in_order_of
+from rulec.torch.offload import host_step
+from rulec.torch.offload.link import CudaLink, HostLink, _in_order_of
 from tests.torch.offload.runs import BUFFER, assert_same_bits, parameters, take_steps
+from tests.torch.offload.scripted import Device, ScriptedCuda
 
 #: The modes of a caller, by name.
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -79,6 +81,32 @@ def test_buffers_that_cannot_be_had_change_nothing() -> None:
         param.grad_dtype = torch.bfloat16
         param.grad = grad
     optimizer.step()
+
+
+@contextmanager
+def scripted_links() -> Iterator[Device]:
+    """A block in which links are those of a scripted device with the streams and events of CUDA."""
+    cuda = ScriptedCuda(Device())
+    with cuda.planted(), mock.patch.object(host_step, "link_of", CudaLink):
+        yield cuda.script
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="pinned memory can be had")
+def test_pinned_memory_that_cannot_be_had_is_said_and_pageable_memory_does() -> None:
+    """torch has no pinned memory on a machine without a device."""
+    params, others = parameters(torch.bfloat16, [(64, 16), (16,)]), parameters(torch.bfloat16, [(64, 16), (16,)])
+    with scripted_links():
+        optimizer: Any = rulec.torch.AdamW(params, offload="step")
+        with pytest.raises(TensorError) as error:
+            take_steps(optimizer, params, 1)
+    assert str(error.value).startswith("2 KiB of pinned host memory cannot be had for cpu (")
+    assert "nothing was changed; raise the limit of locked memory (ulimit -l)" in str(error.value)
+    assert_same_bits([*params], [*others])
+    with scripted_links() as device:
+        take_steps(rulec.torch.AdamW(params, offload="step", offload_pinned=False), params, 1)
+        device.drain()
+    take_steps(rulec.torch.AdamW(others, weights="master"), others, 1)
+    assert_same_bits([*params], [*others])
 
 
 def test_a_tensor_of_the_device_is_put_in_the_order_of_host_memory_first() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import os
 import sys
@@ -13,9 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+import rulec.torch
 from rulec.torch.offload import worker
 from rulec.torch.offload.worker import InlineWorker, ThreadWorker, bind_to, cores_near, worker_for
 from rulec_backends.common import threads
+from rulec_backends.cpu import call
+from tests.torch.offload.runs import parameters, take_steps
 
 
 def test_work_is_done_in_order_and_beside() -> None:
@@ -118,3 +122,19 @@ def test_the_worker_leaves_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_a_thread(lambda: left(0)) == 4
     assert in_a_thread(lambda: left(3)) == 5, "RULEC_NUM_THREADS stands"
     assert library.omp_get_max_threads() == here
+
+
+def test_kernels_run_without_the_lock_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ctypes lets the lock go before a call of every function, except of those of Python's own interface."""
+    run, flags = call.cpu_threads.run, list[int]()
+
+    def looked_at(kernel: Any, *arguments: Any) -> None:
+        flags.append(type(kernel)._flags_)
+        run(kernel, *arguments)
+
+    monkeypatch.setattr(call.cpu_threads, "run", looked_at)
+    for rule in ("adamw", "adafactor"):
+        params = parameters()
+        take_steps(rulec.torch.optimizer(rule)(params, offload="step"), params, 1)
+    assert len(flags) > 2
+    assert not any(each & _ctypes.FUNCFLAG_PYTHONAPI for each in flags)
