@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 import rulec
 import rulec.torch
-from rulec.errors import RulecError
+from rulec.errors import PartialUpdate, RulecError
 from rulec.runtime.buckets.launch import Launch
 from rulec.torch import EagerUpdate
 from rulec.torch.eager import on_host
@@ -365,6 +366,36 @@ def test_an_interrupt_of_an_early_stage_leaves_no_trace(rule: str, layer: int) -
     with mock.patch.object(Launch, "kernel", interrupted), pytest.raises(KeyboardInterrupt):
         run.backward(2)
     assert run.opt.statistics().numbers() == numbers
+    run.steps(2, first=2)
+    run.check([[0], [1], [2], [3]])
+
+
+@pytest.mark.parametrize("rule", [CLIPPED, "prodigy"])
+@pytest.mark.parametrize("layer", [4, 2, 0])
+def test_an_interrupt_of_a_step_that_has_begun_early_is_said(rule: str, layer: int) -> None:
+    run = Scripted(rule, BF16, contributions=1)
+    run.steps(2)
+    run.device.drain()
+    weights, saved = [param.detach().clone() for param in run.net.parameters()], copy.deepcopy(run.opt.state_dict())
+    run.backward(2)
+    kernel = Launch.kernel
+
+    def interrupted(launch: Launch, stage: int, *arguments: Any) -> Any:
+        written = kernel(launch, stage, *arguments)
+        if launch.part.tensors[0].name == f"{layer}.weight":
+            raise KeyboardInterrupt
+        return written
+
+    with mock.patch.object(Launch, "kernel", interrupted), pytest.raises(KeyboardInterrupt):
+        run.step()
+    with pytest.raises(PartialUpdate, match="call accept_partial"):
+        run.backward(3)
+    run.opt.accept_partial()
+    run.device.drain()
+    with torch.no_grad(), run.linked():
+        for param, weight in zip(run.net.parameters(), weights, strict=True):
+            param.copy_(weight)
+        run.opt.load_state_dict(saved)
     run.steps(2, first=2)
     run.check([[0], [1], [2], [3]])
 
