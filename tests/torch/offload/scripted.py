@@ -38,7 +38,10 @@ def latest(count: int) -> int:
 
 @dataclass(eq=False)
 class Work:
-    """Work of a stream: it writes `writes` from `reads` by `do` once all work in `after` has ended."""
+    """Work of a stream: it writes `writes` from `reads` by `do` once all work in `after` has ended.
+
+    `do` finds the tensors in `both` as they were at its start, and writes them in place.
+    """
 
     name: str
     reads: Sequence[Tensor]
@@ -49,6 +52,8 @@ class Work:
     started: bool = False
     broken: bool = False
     seen: list[Tensor] | None = None
+    both: Sequence[Tensor] = ()
+    kept: list[Tensor] = field(default_factory=list)
 
     @property
     def may_start(self) -> bool:
@@ -65,7 +70,8 @@ class Work:
         if not self.started:
             self.started = True
             self.look()
-            for tensor in self.writes:
+            self.kept = [tensor.clone() for tensor in self.both]
+            for tensor in (*self.writes, *self.both):
                 poison(tensor)
 
     def end(self) -> None:
@@ -74,8 +80,10 @@ class Work:
         for was, tensor in zip(self.seen, self.reads, strict=True):
             if not same_bits(was, tensor):
                 raise Race(f"{self.name}: a source was written before it had ended")
-        if not all(map(is_poison, self.writes)):
+        if not all(map(is_poison, (*self.writes, *self.both))):
             raise Race(f"{self.name}: somebody else wrote its destination before it had ended")
+        for tensor, was in zip(self.both, self.kept, strict=True):
+            tensor.copy_(was)
         if not self.broken:
             self.do()
         self.ended, self.seen, self.after = True, None, ()
@@ -134,6 +142,8 @@ class Device:
         self.waits, self.interrupted_waits = 0, range(0)
         #: The number of copies so far, the one that breaks, and the one that is refused when it is asked for.
         self.copies, self.broken_copy, self.refused_copy = 0, -1, -1
+        #: Whether the host may use memory of its own at any time; else copies alone use it in a step.
+        self.reads_ahead = True
 
     def stream(self, name: str) -> Stream:
         """A new stream."""
@@ -142,11 +152,12 @@ class Device:
 
     def ask(
         self, stream: Stream, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], do: Callable[[], None],
-        after: tuple[Work, ...] = (),
+        after: tuple[Work, ...] = (), both: Sequence[Tensor] = (),
     ) -> Work:  # fmt: skip
         """Asks a stream for work, which waits for `after`."""
         self._go_on()
         work = Work(name, [x.data for x in reads], [x.data for x in writes], do, stream.content + after)
+        work.both = [x.data for x in both]
         stream.queue.append(work)
         stream.last, stream.held = (work,), ()
         self._start()
@@ -169,7 +180,9 @@ class Device:
         name = f"copy {number} ({stream.name})"
         work = self.ask(stream, name, [x for _, x in alone], [x for x, _ in alone], do, after)
         work.broken = number == self.broken_copy
-        if stream.name == "up":
+        if not self.reads_ahead:
+            pass
+        elif stream.name == "up":
             work.look()
         elif not work.started:
             for into, _ in alone:
@@ -177,9 +190,11 @@ class Device:
         increment_version([into for into, _ in pairs])
         return work
 
-    def compute(self, reads: Sequence[Tensor], writes: Sequence[Tensor], do: Callable[[], None]) -> None:
+    def compute(
+        self, reads: Sequence[Tensor], writes: Sequence[Tensor], do: Callable[[], None], both: Sequence[Tensor] = ()
+    ) -> Work:
         """Asks the stream that computes for work."""
-        self.ask(self.computing, "compute", reads, writes, do)
+        return self.ask(self.computing, "compute", reads, writes, do, both=both)
 
     def wait(self, works: Sequence[Work]) -> None:
         """Has the host wait for work. KeyboardInterrupt where a test asked for it, before the work has ended."""
@@ -246,6 +261,9 @@ class ScriptedLink(Link):
 
     def host_memory(self, count: int) -> Tensor:
         return torch.empty(count, dtype=torch.uint8)
+
+    def device_memory(self, count: int) -> Tensor:
+        return torch.full((count,), 0x7F, dtype=torch.uint8)
 
     def down(self, pairs: Pairs) -> ScriptedEvent:
         after = self.script.computing.content

@@ -78,7 +78,7 @@ class Training:
         """Takes steps on the scripted device; the host waits for nothing between them."""
         for number in range(self.steps, self.steps + count):
             grads = [param.grad.data for param in self.params if param.grad is not None]
-            self.device.compute(self.params, grads, lambda number=number: _write(self.params, number))  # type: ignore[misc]
+            self.device.compute(self.params, grads, lambda number=number: write_gradients(self.params, number))  # type: ignore[misc]
             with self.linked():
                 self.optimizer.step()
 
@@ -91,7 +91,7 @@ class Training:
     def take_other(self, count: int) -> None:
         """Takes the same steps without offload."""
         for number in range(self.steps, self.steps + count):
-            _write(self.others, number)
+            write_gradients(self.others, number)
             self.other.step()
         self.steps += count
 
@@ -116,7 +116,7 @@ def _weights(dtype: torch.dtype) -> str | None:
     return "master" if dtype in (torch.bfloat16, torch.float16) else None
 
 
-def _write(params: Sequence[Tensor], number: int) -> None:
+def write_gradients(params: Sequence[Tensor], number: int) -> None:
     """Writes the gradients of a step."""
     generator = torch.Generator().manual_seed(number)
     for param in params:
