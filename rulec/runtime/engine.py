@@ -318,9 +318,9 @@ class Engine:
         return ready
 
     def are_alike(self, ids: tuple[int, ...]) -> bool:
-        """Whether every branch that is decided before a step has one outcome for these tensors, all with states.
+        """Whether every predicate has one outcome for these tensors, as far as they share reductions.
 
-        Branches count as far as their tensors share reductions.
+        All of them have states.
         """
         if not any(bucket.program.predicates and bucket.program.joins for bucket in self.buckets.values()):
             return True

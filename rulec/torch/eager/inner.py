@@ -93,7 +93,7 @@ class Inner(ABC):
         """Closes the step."""
 
     def abandon(self) -> None:  # noqa: B027 - others have nothing of a step that updated nothing
-        """Closes a step that updated nothing, or whose updates were taken back."""
+        """Closes a step without updates, or after its updates were taken back."""
 
     def buffers(self, place: int) -> Mapping[str, Any]:
         """The state of a parameter now; empty before its first step."""

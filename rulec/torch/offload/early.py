@@ -5,15 +5,16 @@ value. They run for a transfer group once all its gradients are on the host. Aft
 
 The whole step of a group waits for its end where
 
-- the stages before the first such value write something. Engines whose steps may begin choose programs whose stages
-  write states after that value, and compute them again there,
+- the stages before the first such value write something,
 - a tensor of the group has no state yet, as in the first step, or moves in pieces,
 - it is not known whether a gradient of the group is complete, or still comes.
 
+Few rules write something there: their programs store states after that value, and compute them again (`Bucket.begins`).
+
 Early work is dropped, and done again at the end of the step, where a gradient of the group was added to afterwards,
-came unexpectedly, or somebody else wrote a weight. The same holds where tensors joined or moved, where a branch of the
-rule went another way for tensors whose gradients are missing, and after an error: the end of the step meets it again,
-and there all ranks hear of it.
+came unexpectedly, or somebody else wrote a weight. The same holds where tensors joined or moved, and where a branch
+takes another arm because an expected gradient is missing. After an error the end of the step meets it again, and there
+all ranks hear of it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _EarlyGroup:
     """The launches of a group, empty where it has none, with what they were made of.
 
     `calls` are their bound kernels, `extensions` and `versions` the counts of the engine and of the parameters. `alike`
-    is as in `Engine.are_alike`, for all tensors of the step that were expected.
+    is the result of `Engine.are_alike` for all tensors with an expected gradient.
     """
 
     engine: TorchEngine
@@ -80,7 +81,7 @@ class EarlyStages:
         return launches
 
     def alike(self, engine: TorchEngine) -> bool | None:
-        """What `Engine.are_alike` returned for the tensors of the step; None where no group of the engine has begun."""
+        """The result of `Engine.are_alike` for the tensors of the step; None before a group of the engine begins."""
         return next((early.alike for early in self._groups.values() if early.engine is engine), None)
 
     def take(
@@ -105,7 +106,7 @@ class EarlyStages:
         return begun
 
     def _are_alike(self, engine: TorchEngine, places: Iterable[int]) -> bool:
-        """What `Engine.are_alike` returns for its tensors at these indices that have states."""
+        """The result of `Engine.are_alike` for the tensors with states among these indices."""
         refs = [self._refs[place] for place in places]
         return engine.are_alike(tuple(i for of, i in refs if of is engine and engine.tensors[i].bucket is not None))
 

@@ -237,7 +237,7 @@ class OptimizerStep(StepTensors):
             self.writer.finish()
 
     def abandon(self) -> None:
-        """Closes a step that updated nothing, or whose updates were taken back: the last statistics are there again."""
+        """Closes a step without updates, or after its updates were taken back; brings the earlier statistics back."""
         self.forget_early()
         self.writer.abandon()
         self.measurements.end(False)

@@ -179,8 +179,8 @@ def test_every_order_has_the_bits_of_the_step_without_offload(name: str) -> None
     assert find_orders(SMALL[name]) > 1000
 
 
-def take_random_orders(case: Case, count: int) -> None:
-    """Runs random orders of a case, on a device that may be behind."""
+def check_random_orders(case: Case, count: int) -> None:
+    """Asserts that random orders of a case have the bits of the plain run, on a device that may be behind."""
     training = Training(case)
     for seed in range(count):
         training.run(random.Random(seed).randrange, case.steps)
@@ -188,7 +188,7 @@ def take_random_orders(case: Case, count: int) -> None:
 
 @pytest.mark.parametrize("name", LARGE)
 def test_random_orders_have_the_bits_of_the_step_without_offload(name: str) -> None:
-    take_random_orders(LARGE[name], 20)
+    check_random_orders(LARGE[name], 20)
 
 
 class Fault(NamedTuple):
@@ -238,4 +238,4 @@ def test_some_order_finds_a_fault(name: str, monkeypatch: pytest.MonkeyPatch) ->
     *edit, case = FAULTS[name]
     plant(monkeypatch, *edit)
     with pytest.raises((Race, AssertionError)):
-        take_random_orders(LARGE[case], 20)
+        check_random_orders(LARGE[case], 20)
