@@ -275,7 +275,8 @@ class Engine:
             self._last = (ids, parts)
         if inputs:
             self._launcher.check_inputs(inputs, len(ids))
-        parts = self._measured(parts)
+        if self.statistics.due:
+            parts = self.statistics.parts(parts)
         launches, alike = self._launcher.launches, self._launcher.are_alike(parts)
         ready = [
             launch
