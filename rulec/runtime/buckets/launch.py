@@ -335,7 +335,7 @@ class Launch:
     has, by name, a number or one array for each fired tensor. During the run, `wrote` is True once something may be
     written, `ran` is the last stage that has run, and `skipped` gets the names of skipped tensors. `transfers` brings
     arrays that lie elsewhere; None where all are where kernels expect them. `share` is its place in a larger launch;
-    None where it is no part of one. `begun` has its run and what that waits for, where it began before its step.
+    None where it is no part of one. `begun` is a run that began before its step, with its wait.
     """
 
     common: EngineContext

@@ -29,7 +29,7 @@ def takes_parts(version: Version | Bucket) -> bool:
 
 
 class OtherCalls:
-    """Calls that replace those of buckets, bound to the same tensors."""
+    """Replacements for the calls of buckets, bound to the same tensors."""
 
     def __init__(self) -> None:
         self._bound: dict[Any, tuple[Version, Any, Version]] = {}

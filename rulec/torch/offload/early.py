@@ -87,7 +87,7 @@ class EarlyStages:
     def take(
         self, chosen: Sequence[tuple[TransferGroup, list[int]]], gradients: Mapping[int, Tensor]
     ) -> dict[int, list[Launch]]:
-        """The launches of groups that have begun, by the number of the group, for a step with these gradients."""
+        """Returns the begun launches of a step with these gradients, by the number of their group."""
         if not self._groups:
             return {}
         places = [place for _, mine in chosen for place in mine]

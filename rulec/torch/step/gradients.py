@@ -124,7 +124,7 @@ def sparse_rows(tensor_ref: TensorRef, param: Tensor, grad: Tensor, name: str) -
     """The rows of a parameter and its states, as a sparse gradient names them; gradients of one row are added.
 
     The states exist. TensorError for a gradient of another shape, a parameter that is not contiguous, and rules that
-    read other elements than those of the rows.
+    read elements of other rows.
     """
     engine, tensor_id = tensor_ref
     engine.check_rows(tensor_id)
