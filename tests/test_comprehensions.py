@@ -30,7 +30,7 @@ def scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
 
 
 def comprehensions(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    """Those of a scope, and those inside of them."""
+    """The comprehensions of a scope, and the comprehensions inside of them."""
     for child in table.get_children():
         if child.get_name() in INLINED:
             yield child

@@ -1,6 +1,6 @@
 """`make device-bundle`: the wheels that a machine without network needs beside its own packages, in one folder.
 
-It prints what the machine must have itself, and the two commands that install the wheels there and measure.
+The command prints the packages that the machine must have itself, and two commands that install the wheels and measure.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def needed_there(wheels: Sequence[Path]) -> list[str]:
 
 
 def report(folder: str, wheels: Sequence[Path]) -> Iterator[str]:
-    """The lines that say what there is, and what to run on the machine."""
+    """The lines about the bundle: its size, the packages that it lacks, and the commands to run on the machine."""
     size = sum(wheel.stat().st_size for wheel in wheels)
     yield f"{folder}: {len(wheels)} wheels, {size / 2**20:.1f} MiB"
     yield f"needed on the machine: torch and triton; {', '.join(needed_there(wheels))}"

@@ -1,4 +1,4 @@
-"""The wheels for a machine without network: what is asked of pip, which is a script here, and what is printed."""
+"""The wheels for a machine without network: the calls of pip, which is a script here, and the printed text."""
 
 from __future__ import annotations
 

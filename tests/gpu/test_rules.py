@@ -10,22 +10,11 @@ import rulec
 from benchmarks.gpu import check as gpu_check
 from benchmarks.gpu.device import Bench
 from benchmarks.gpu.part import Checked
-from rulec.backend import registry
-from rulec.errors import BackendUnavailable
 from rulec.testing.cases import hostile_rules, staged_rules
 
 pytestmark = pytest.mark.gpu
 
 TESTS = [rule.name for rule in (*hostile_rules(), *staged_rules())]
-
-
-@pytest.fixture(params=gpu_check.BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    try:
-        registry.usable(request.param)
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
-    return str(request.param)
 
 
 def assert_agree(found: Iterator[Checked]) -> None:

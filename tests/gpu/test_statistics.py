@@ -10,8 +10,6 @@ from torch import Tensor
 
 import rulec.torch
 from benchmarks.gpu.host import capture
-from rulec.backend import registry
-from rulec.errors import BackendUnavailable
 from tests.gpu.training import bits, check_no_waiting, give, gradients, parameters
 
 pytestmark = pytest.mark.gpu
@@ -19,15 +17,6 @@ pytestmark = pytest.mark.gpu
 SHAPES = ((7,), (64, 3), (1000,), (33, 65), (300, 1000))
 
 KINDS = ("AdamW", "LAMB", "Adafactor", "Muon", "ScheduleFreeAdamW", "NAdam")
-
-
-@pytest.fixture(params=["triton", "cupy"])
-def backend(request: pytest.FixtureRequest) -> str:
-    try:
-        registry.usable(request.param)
-    except BackendUnavailable as error:
-        pytest.skip(str(error))
-    return str(request.param)
 
 
 def made(kind: str, **keywords: Any) -> tuple[list[Tensor], Any]:

@@ -97,7 +97,7 @@ class Plan:
         self.joins = tuple(n for n in program.joins if n in done)
         self.alone = not self.joins
         before = program.stages[: self._stages_before_joins()]
-        #: The buffers that are stored before the first such reduction; where there is none, before the last stage.
+        #: The buffers that are stored before the first of `joins`; in a plan without joins, before the last stage.
         self.stored_before_joins = frozenset(store.buffer for stage in before for store in stage.stores)
         #: Whether `newton_schulz` is computed, whose stacks have a size of their own.
         self.orthogonalizes = any(value.op is Op.NEWTON_SCHULZ for value in done)

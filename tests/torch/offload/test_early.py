@@ -236,7 +236,7 @@ def test_statistics_of_every_second_step() -> None:
 def test_a_branch_that_goes_two_ways_in_one_step(event: str) -> None:
     """A layer is a step behind the others.
 
-    Early work of all is dropped where its gradient is expected and `missing`, and that of one whose weight is written.
+    If its expected gradient is `missing`, the early work of all layers is dropped. If its weight is written, its own is.
     """
     run = Scripted(BRANCHED, F32, contributions=1, watch="norms")
     for number in range(6):

@@ -312,7 +312,7 @@ class Interrupting:
 
 
 def check_after_an_interrupt(optimizer: Any, params: list[Tensor], before: list[Tensor], saved: dict[str, Any]) -> None:
-    """Asserts that nothing was changed or that it is said, and goes back to what was there before."""
+    """Asserts that parameters are as before or an error names the change, and brings the old values back."""
     if optimizer._machine.writer.unfinished:
         with pytest.raises(PartialUpdate, match="interrupted"):
             optimizer.state_dict()
