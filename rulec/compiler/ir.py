@@ -241,7 +241,11 @@ class Program:
 
     def buffer(self, buffer_name: str) -> Buffer:
         """The buffer of this name."""
-        return next(b for b in self.buffers if b.name == buffer_name)
+        return self._by_name[buffer_name]
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Buffer]:
+        return {b.name: b for b in self.buffers}
 
     @property
     def states(self) -> tuple[Buffer, ...]:

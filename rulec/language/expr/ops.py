@@ -35,6 +35,9 @@ class Kind(Enum):
 class Op(Enum):
     """One operation: its name as written in a rule, and its kind."""
 
+    # An Enum's own hash is a function of Python's, and a step looks up hundreds of operations.
+    __hash__ = object.__hash__
+
     CONST = ("const", Kind.LEAF)  # arg: the float
     NAME = ("name", Kind.LEAF)  # arg: an identifier of the rule's text; gone after lowering
     HYPER = ("hyper", Kind.LEAF)  # arg: the hyper-parameter's name

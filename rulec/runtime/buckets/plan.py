@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from rulec.compiler.axes import AxisInference, over_repeated
 from rulec.compiler.ir import Axes, Program, Stage, Store
-from rulec.language.expr.node import Kind, Node, Op, walk
+from rulec.language.expr.node import Kind, Node, Op, is_boolean, walk
 from rulec.language.expr.static import ALONG, ORDERS
 from rulec.language.statistics import PREFIX
 from rulec.runtime.buckets.flat import axes_in_flat
@@ -72,6 +72,9 @@ class Plan:
         self.axes: dict[Node, Axes] = {value: inference.axes(value) for value in (*done, *self.later)}
         #: The values that are numbers of tensors, groups or the model.
         self.numbers = frozenset(value for value, axes in self.axes.items() if axes.number)
+        #: The values that are numbers for each row and column; and by operands, whether numbers beside them are narrow.
+        self.matrices = frozenset(v for v, axes in self.axes.items() if _is_matrix(axes) and not is_boolean(v))
+        self.beside: dict[tuple[Node, ...], bool] = {}
         #: The buffers with arrays that are read between stages, where values may be views of them.
         self.arrays_read = tuple({str(v.arg) for v in done if v.op is Op.LOAD and v not in self.numbers})
         #: The axes of values in flat arrays; None for values that are never in one.
@@ -206,6 +209,10 @@ def _left_for(asked: Sequence[Store], later: Sequence[Node], done: Container[Nod
 def _results(values: Iterable[Node]) -> frozenset[str]:
     """The names of the reductions among some values."""
     return frozenset(str(value.arg) for value in values if value.op is Op.RESULT)
+
+
+def _is_matrix(axes: Axes) -> bool:
+    return {"i", "j"} <= set(axes.letters)
 
 
 def _columns_of(program: Program, chosen: Callable[[Node, Program], bool]) -> list[int]:

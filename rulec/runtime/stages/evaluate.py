@@ -222,10 +222,15 @@ class GapEvaluator(SetValues):
             return self.collected(self.draws(value))
         if value.op in ROUNDS and not self.alone:
             return self.collected(self.of_all_sets(value))
-        return self.collected([self.in_set(value, k) for k in range(len(self.sets))])
+        with np.errstate(all="ignore"):
+            return self.collected([self._in_set(value, k, None) for k in range(len(self.sets))])
 
-    def in_set(self, value: Node, k: int, local: Mapping[Node, Any] | None = None) -> Any:
+    def in_set(self, value: Node, k: int, local: Mapping[Node, Any]) -> Any:
         """A value of set k, with its operands from `local` where they are there."""
+        with np.errstate(all="ignore"):
+            return self._in_set(value, k, local)
+
+    def _in_set(self, value: Node, k: int, local: Mapping[Node, Any] | None) -> Any:
         places = self.sets[k]
         if value.op is Op.EYE:
             one = self.identity(value, places[0])
@@ -241,18 +246,16 @@ class GapEvaluator(SetValues):
         if value.op in ORDERS:
             return self.rounded(value, self._of_order(value, k, local))
         function = self._matrix_function(value) if value.op.kind is Kind.MATRIX else self.library.arithmetic[value.op]
-        with np.errstate(all="ignore"):
-            return self.rounded(value, self.apply(function, self.operands(value, k, local)))
+        return self.rounded(value, self.apply(function, self.operands(value, k, local)))
 
     def _index(self, value: Node, k: int, local: Mapping[Node, Any] | None) -> Array:
         """An index of the tensors of set k, which are of one shape."""
         places, operands = self.sets[k], self.operands(value, k, local)
-        with np.errstate(all="ignore"):
-            if any(self.source.places(i) is not None for i in places[1:]):
-                each = [[x[n] if isinstance(x, list) else x for x in operands] for n in range(len(places))]
-                arrays = [self.index(value, i, *numbers) for i, numbers in zip(places, each, strict=True)]
-                return cast(Array, self.library.join(arrays, 0))
-            one = self.apply(partial(self.index, value, places[0]), operands)
+        if any(self.source.places(i) is not None for i in places[1:]):
+            each = [[x[n] if isinstance(x, list) else x for x in operands] for n in range(len(places))]
+            arrays = [self.index(value, i, *numbers) for i, numbers in zip(places, each, strict=True)]
+            return cast(Array, self.library.join(arrays, 0))
+        one = self.apply(partial(self.index, value, places[0]), operands)
         if len(places) == 1 or any(isinstance(x, list) for x in operands):
             return cast(Array, one)
         every = self.library.spread(one[None], (len(places), *one.shape))

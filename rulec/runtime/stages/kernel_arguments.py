@@ -6,7 +6,7 @@ Here they lie in main memory; `rulec.runtime.stages.device_arguments` is for a d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -110,7 +110,7 @@ class KernelArguments(PortionNumbers):
         most = self.library.most_in_set
         return min(most, self.library.small) if self.launch.version.plan.orthogonalizes else most
 
-    @property
+    @cached_property
     def sets(self) -> Sequence[Sequence[int]]:
         """The tensors of each set: in main memory a set has one."""
         return self.portion.sets(self.small)

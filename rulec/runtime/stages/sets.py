@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Any, cast
 
@@ -82,12 +83,12 @@ class SetValues(LaunchValues):
 
     in_sets: dict[Node, dict[Any, Any]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def sets(self) -> Sequence[Sequence[int]]:
         """The tensors of each set."""
         return self.source.sets
 
-    @property
+    @cached_property
     def alone(self) -> bool:
         """Whether each tensor is a set of its own."""
         return len(self.sets) == self.count
@@ -151,11 +152,14 @@ class SetValues(LaunchValues):
             flat = self.library.take(operand.flat, (starts[:, None] + np.arange(size)).reshape(-1))
         return flat.reshape(len(places) * shape[0], *shape[1:])
 
-    def numbers_are_narrow(self, operands: Sequence[Node]) -> bool:
+    def numbers_are_narrow(self, operands: tuple[Node, ...]) -> bool:
         """Whether numbers beside these operands take the compute dtype, as one number beside a matrix does."""
-        others = [a for a in operands if not self.is_number(a)]
-        floats = [a for a in others if not is_boolean(a)]
-        return bool(floats) and all({"i", "j"} <= set(self.axes(a).letters) for a in others)
+        known = self.plan.beside
+        if operands not in known:
+            others = [a for a in operands if not self.is_number(a)]
+            floats = [a for a in others if not is_boolean(a)]
+            known[operands] = bool(floats) and all({"i", "j"} <= set(self.axes(a).letters) for a in others)
+        return known[operands]
 
     def _numbers(self, value: Node, narrow: bool) -> Mapping[int, Any]:
         """The numbers of the sets of several tensors, `(tensors, 1, 1)`, by set."""

@@ -16,7 +16,7 @@ from rulec.backend.capabilities import Noise
 from rulec.compiler.indices import is_of_elements, template_of
 from rulec.compiler.ir import Axes
 from rulec.compiler.scalars import evaluate_once
-from rulec.language.expr.node import Node, Op, is_boolean
+from rulec.language.expr.node import Node, Op
 from rulec.language.expr.static import letters_of, settings, statics
 from rulec.runtime.buckets.flat import Flats
 from rulec.runtime.buckets.plan import Plan
@@ -149,7 +149,7 @@ class LaunchValues:
 
     def is_rounded(self, value: Node) -> bool:
         """Whether a result is in the compute dtype."""
-        return {"i", "j"} <= set(self.axes(value).letters) and not is_boolean(value) and value not in self.narrow
+        return value in self.plan.matrices and value not in self.narrow
 
     def statics(self, value: Node, i: int) -> list[float]:
         """The static operands of an operation, for tensor i."""

@@ -181,8 +181,12 @@ class HostLibrary(NumpyLibrary):
         return wide.numpy()  # type: ignore[no-any-return]
 
     def write(self, array: Any, values: np.ndarray[Any, Any]) -> None:
+        self.copy_all([array], [values])
+
+    def copy_all(self, into: Sequence[Any], arrays: Sequence[Any]) -> None:
         with plain_memory():
-            array.copy_(_tensor(np.ascontiguousarray(values)).reshape(array.shape))
+            for one, other in zip(into, arrays, strict=True):
+                one.copy_(_tensor(np.ascontiguousarray(other)).reshape(one.shape))
 
     def handed(self, values: np.ndarray[Any, Any], dtype: str, copied: bool) -> Tensor:
         """The same memory as a tensor, or a copy: torch has no tensors of memory that may not be written."""

@@ -236,7 +236,7 @@ def test_statistics_of_every_second_step() -> None:
 def test_a_branch_that_goes_two_ways_in_one_step(event: str) -> None:
     """A layer is a step behind the others.
 
-    If its expected gradient is `missing`, the early work of all layers is dropped. If its weight is written, its own is.
+    If its expected gradient is `missing`, the early work of all layers is dropped; if its weight is written, its own.
     """
     run = Scripted(BRANCHED, F32, contributions=1, watch="norms")
     for number in range(6):
