@@ -69,7 +69,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any
 def _kernels(mode: _Counting) -> Iterator[None]:
     """Within the block, parameters, states and noise that kernels write are counted too."""
     noise, calls = (importlib.import_module(f"rulec_backends.cpu.{name}") for name in ("noise", "call"))
-    kind = calls.ElementwiseCall
+    kind = calls.OneStageCall
     call, fill = kind.__call__, noise.fill_noise
 
     def counting(self: Any, *args: Any, **keywords: Any) -> Any:
