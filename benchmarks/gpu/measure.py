@@ -132,7 +132,7 @@ def _of_models(only: Sequence[str]) -> list[_Kind]:
 
 
 def _of_libraries(only: Sequence[str]) -> list[_Kind]:
-    """What is measured beside other libraries, some of whose steps are compiled."""
+    """The measurements beside other libraries, some of which compile their steps."""
     return [
         _Kind("muon", only, gpu_muon.parts, 150.0, notes=gpu_muon.missing),
         _Kind("matrices", only, gpu_matrices.parts, 150.0, notes=gpu_matrices.missing),

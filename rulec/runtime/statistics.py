@@ -332,7 +332,11 @@ class WatchSchedule:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy goes on counting, and has no statistics before it measures some.
-        return {**self.__dict__, "last": 0}
+        return {"every": self.every, "steps": self.steps, "last": 0}
+
+    def __setstate__(self, state: Mapping[str, int]) -> None:
+        self.every, self.steps, self.last = state["every"], state["steps"], state["last"]
+        self.due = self.steps % self.every == 0
 
 
 class StepStatistics(Mapping[str, Mapping[str, Any]]):

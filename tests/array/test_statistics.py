@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ import pytest
 
 import rulec
 from rulec.errors import HyperError, RulecError, RuleError
+from rulec.runtime.statistics import WatchSchedule
 from tests.weights import KINDS, RATES, check_unchanged, first_weights, gradient, options, weights
 
 SHAPES = {"w": (4, 6), "b": (6,), "k": (2, 3, 5)}
@@ -77,6 +79,18 @@ def test_a_schedule_and_copies_go_on() -> None:
     for _ in range(2):
         other.step({name: np.ones(shape, np.float32) for name, shape in SHAPES.items()})
     assert other.statistics().numbers() == {"t/w": 5.0, "t/b": 5.0, "t/k": 5.0}
+
+
+@pytest.mark.parametrize("steps", range(7))
+def test_a_pickled_schedule_keeps_its_turn(steps: int) -> None:
+    """A pickle has no turn, as those of earlier versions: the count of steps decides it."""
+    schedule = WatchSchedule(3)
+    for _ in range(steps):
+        schedule.advance()
+    state = schedule.__getstate__()
+    assert state == {"every": 3, "steps": steps, "last": 0}
+    again = pickle.loads(pickle.dumps(schedule))  # noqa: S301 - of this test
+    assert (again.due, again.steps) == (schedule.due, steps) == (steps % 3 == 0, steps)
 
 
 def test_a_saved_state_goes_on_with_statistics() -> None:
